@@ -25,8 +25,8 @@ class AuditLog:
         rank-00000.jsonl    what the lanes of a rank were given; a killed run keeps its lines
 
     Args:
-        folder: of the audit.
-        rank: of this process.
+        folder: the folder of the audit.
+        rank: the number of this process.
         world_size: processes of the run; what ranks beyond it wrote earlier is cut by rank 0.
         after_step: lines of later steps are cut off, as a run that goes on writes them again.
         plan: what determines the samples of a step; of a stream, which has no such plan, how it is cut.
@@ -44,7 +44,7 @@ class AuditLog:
     ) -> None:
         self._path = cut_ranks(folder, rank, world_size, after_step)
         self._num_lanes = plan.get("num_lanes")
-        """Of a stream; None where the plan tells what is due."""
+        """The lanes of a stream; None where the plan tells what is due."""
         plans = folder / "plan.jsonl"
         if rank == 0:
             cut(plans, after_step)

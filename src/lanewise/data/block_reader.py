@@ -62,12 +62,12 @@ class BlockReader(Generic[Chunk]):
     def __post_init__(self) -> None:
         self._process = os.getpid()
         self._cursors: OrderedDict[tuple[int, int], Generator[Chunk, None, None]] = OrderedDict()
-        """By block and by the number of the chunk that comes next; the one that moved last is last."""
+        """Open cursors by block and by the number of the next chunk; the one that moved last is last."""
         self._kept: OrderedDict[tuple[int, int], _Kept[Chunk]] = OrderedDict()
-        """By block and number; the one that was asked for last is last, and those that were not are first."""
+        """Chunks by block and number; the latest asked for is last, and those never asked for are first."""
         self._bytes_kept = 0
         self._dropped: defaultdict[int, set[int]] = defaultdict(set)
-        """By block: the chunks that were dropped for lack of memory since a cursor was at the block's end."""
+        """The chunks that were dropped for lack of memory since a cursor was at the block's end, by block."""
         self._num_decoded = 0
         self._num_asked_again = 0
         self._num_decoded_again = 0
@@ -84,7 +84,7 @@ class BlockReader(Generic[Chunk]):
             block: number of the block.
             number: number of the chunk within its block.
             rows: the rows that the caller takes of it now, numbered from the chunk's first. A row that was
-                taken before begins a new round: the chunk stays until all of its rows were taken again.
+                taken before begins another pass: the chunk stays until all of its rows were taken again.
         """
         if self._process != os.getpid():
             self.__post_init__()  # the parent's file handles share their position with ours

@@ -33,7 +33,7 @@ class ByteFile(NamedTuple):
     path: str
     """An absolute path, or a URL."""
     size: int
-    """In bytes, as it is stored."""
+    """The number of its bytes, as it is stored."""
     stamp: int
     """Differs between versions of the file: nanoseconds of its last change, or a hash of what a URL tells."""
 
@@ -95,7 +95,7 @@ class ByteFile(NamedTuple):
         """Make sure that the file has not changed. For a local file this takes a microsecond.
 
         Args:
-            descriptor: of the file where it is open; None looks at the file that is at its path now.
+            descriptor: the file's where it is open; None looks at the file that is at its path now.
 
         Raises:
             DataError: if it has changed.

@@ -40,4 +40,4 @@ def no_batch(function: Callable[[Any], Any]) -> TaskError:
 
 
 _REFUSALS = ("equal size", "default_collate: ")
-"""In what torch says of samples that differ in size, or are of a type that it does not know."""
+"""Parts of what torch says of samples that differ in size, or are of a type that it does not know."""

@@ -9,8 +9,8 @@ import numpy as np
 from lanewise.data.record_files import RecordFiles
 
 _MAX_DEPTH = 200
-"""Of lists and objects within each other. Python's own limit of 1,000 counts the calls around it too, and a
-loader's worker has other calls than the process that trains."""
+"""How deep lists and objects may lie within each other. Python's own limit of 1,000 counts the calls around
+it too, and a loader's worker has other calls than the process that trains."""
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))

@@ -88,8 +88,8 @@ class LaneLoader:
         """Yield the batches of a step after the other; at least one, maybe empty, a step.
 
         Args:
-            first_step: with which to begin.
-            last_step: before which to end; None: never.
+            first_step: the step with which to begin.
+            last_step: the step before which to end; None: never.
         """
         turns = self.schedule.turns(self.lanes, first_step, last_step)
         if not self.order.reads_blocks or self.num_workers < 2:
@@ -116,7 +116,7 @@ class LaneLoader:
 
 
 def _in_order(turns: Iterable[LaneTurn], batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
-    """Yield the batches in the order of their turns; those of a step come in rounds of the workers."""
+    """Yield the batches in the order of their turns; a step's come as the workers are asked for them."""
     early: dict[tuple[int, int], LaneBatch] = {}
     for turn in turns:
         while (turn.step, turn.lane) not in early:

@@ -69,7 +69,7 @@ class ParquetDataset(FileDataset):
             self._row_groups.open, self.block_sizes(), num_bytes, int(memory_mib * 2**20), ROWS_PER_CHUNK
         )
         self._damaged: dict[int, int] = {}
-        """By damaged row group: how many of its chunks can be decoded."""
+        """How many chunks of each damaged row group can be decoded."""
 
     @property
     def total_bytes(self) -> int:

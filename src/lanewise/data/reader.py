@@ -35,10 +35,10 @@ class LaneBatch:
     eval_dataset: str = ""
     """Name of the dataset that is evaluated; empty in training."""
     state: Any = None
-    """Of a stream, its state from which these samples can be read again; None where it has none."""
+    """The state of a stream from which these samples can be read again; None where it has none."""
     upcoming: Sequence[int] | None = None
-    """Of a stream, in the last batch of a step: how many samples each lane of this process has in the next
-    step; 0 where the lane has ended."""
+    """How many samples each lane of this process has in the next step, 0 where the lane has ended: told by a
+    stream in the last batch of a step."""
 
     @property
     def has_samples(self) -> bool:

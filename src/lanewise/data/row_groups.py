@@ -18,11 +18,11 @@ except ImportError as import_error:
     _MISSING = import_error
 
 ROWS_PER_CHUNK = 512
-"""How many rows are decoded at a time. With 64 cursors in turn, 512 is twice as fast as 64."""
+"""How many rows are decoded at a time. With 64 cursors that alternate, 512 is twice as fast as 64."""
 _BUFFER_BYTES = 2**16
 """What is read at a time of each column of a local file: a cursor holds so much for each."""
 _REMOTE_BUFFER_BYTES = 2**20
-"""Likewise of a remote one, where each read is a request."""
+"""What is read at a time of each column of a remote file, where each read is a request."""
 
 
 class DamagedRowsError(DataError):
@@ -96,7 +96,7 @@ class RowGroups:
         self.schema: pa.Schema = _select(schemas[0], names, paths[0])
         """The columns that are read, with their types."""
         self._groups: list[tuple[_File, int]] = []
-        """Of each row group: its file, and its number there."""
+        """The file of each row group, and its number there."""
         sizes: list[tuple[int, int]] = []
         numbers = {
             field.name: np.dtype(field.type.to_pandas_dtype())
@@ -120,7 +120,7 @@ class RowGroups:
                     if group.num_rows and not _has_no_nulls(column):
                         numbers.pop(column.path_in_schema, None)
         self.num_rows, self.num_bytes = np.array(sizes, np.int64).reshape(-1, 2).T.copy()
-        """Of each row group; the bytes are those of the columns that are read, as they are stored."""
+        """Rows of each row group, and bytes of the columns that are read, as they are stored."""
         self.numbers = np.dtype(list(numbers.items()))
         """The columns of numbers and bools without nulls."""
         others = pa.schema([field for field in self.schema if field.name not in numbers])

@@ -80,7 +80,7 @@ class Columns(Mapping[str, Any]):
     Args:
         others: columns as pyarrow has them.
         numbers: [num_rows], with the other columns as fields.
-        names: of all columns, in their order.
+        names: the names of all columns, in their order.
 
     Raises:
         DataError: if a column is asked for that has a null among its numbers or lists.

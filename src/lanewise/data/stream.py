@@ -41,8 +41,8 @@ class LaneStart(NamedTuple):
     num_steps: int
     """Steps of the epoch that were taken."""
     states: Mapping[int, Any]
-    """By lane the state of the stream at the begin of the window in which the lane goes on; of a plain stream
-    any lane's is that of all. A lane without one is read from its beginning."""
+    """The state of the stream, by lane, at the begin of the window in which the lane goes on; of a plain
+    stream any lane's is that of all. A lane without one is read from its beginning."""
 
 
 class _MicroBatch(NamedTuple):
@@ -67,7 +67,7 @@ class _Feed:
     lanes: range
     """The lanes to which the samples are dealt: one, or all where the stream is plain."""
     own: range
-    """Those of them whose micro-batches are asked for."""
+    """The lanes whose micro-batches are asked for."""
     cut: StreamCut
     seed: Callable[[int, int, str], int]
     """Returns the seed by which a window of a lane is read or shuffled."""

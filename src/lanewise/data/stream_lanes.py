@@ -27,7 +27,7 @@ class StreamLanes:
     pin_memory: bool
     """Whether batches lie in page-locked memory, for a GPU."""
     lane_after_lane: bool = False
-    """Whether a worker reads each of its lanes to the end before the next one; otherwise they take turns."""
+    """Whether a worker reads each of its lanes to the end before the next one; otherwise they alternate."""
 
     def __post_init__(self) -> None:
         lanes = self.reader.lanes
@@ -85,7 +85,7 @@ class _Asked:
 
     shares: Sequence[range]
     at_once: int
-    """How many lanes of a worker take turns."""
+    """How many lanes of a worker alternate."""
     epoch: int = -1
     ended: set[int] = field(default_factory=set)
     """The lanes that are known to have ended."""

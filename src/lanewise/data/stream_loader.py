@@ -31,7 +31,7 @@ class StreamLoader:
     exchange: Callable[[Any], Sequence[Any]]
     """Returns what all processes give it, in the order of ranks. Collective."""
     num_epochs: int | None = None
-    """After which the run is over; None: never."""
+    """The number of epochs after which the run is over; None: never."""
     _: KW_ONLY
     first_sample: str = ""
     """A digest of the first sample, for the identity."""

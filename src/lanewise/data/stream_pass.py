@@ -12,7 +12,7 @@ def read_to_end(reader: StreamReader, num_workers: int, *, pin_memory: bool = Fa
     """Yield the micro-batches of a reader's lanes in epoch 0; `turn.is_last` marks the last one of its lane.
 
     Those of a lane come in order. A lane-aware stream is read lane after lane, by several workers as many
-    lanes at a time; of a plain stream the lanes take turns.
+    lanes at a time; of a plain stream the lanes alternate.
 
     Args:
         reader: tells the stream, its cut and the lanes; nothing is read through it, so it may serve again.

@@ -99,7 +99,7 @@ class TokenDataset(FileDataset):
 class _TokenFile(NamedTuple):
     file: ByteFile
     dtype: str
-    """With its byte order, as numpy writes it."""
+    """The type of a token with its byte order, as numpy writes it."""
     begin: int
     """Byte at which the tokens begin."""
     num_tokens: int

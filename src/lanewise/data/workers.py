@@ -33,7 +33,7 @@ def worker_shares(lanes: range, num_workers: int) -> Sequence[range]:
 
 
 def deal(of_workers: Iterable[Iterable[T]]) -> Iterator[T | None]:
-    """Ask each worker in turn for the next of its own, as a DataLoader does.
+    """Ask one worker after the other for the next of its own, as a DataLoader does.
 
     A worker that has nothing left, while another has, is asked for nothing: None.
 

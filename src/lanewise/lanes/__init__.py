@@ -1,4 +1,4 @@
-"""Lanes as pure integers: who carries them, what they read, how their sums meet, which seeds they use."""
+"""Lanes as pure integers: who carries them, what they read, how their values are added, and their seeds."""
 
 from lanewise.lanes.orders.blocked import BlockedOrder as BlockedOrder
 from lanewise.lanes.orders.bucketed import BucketedOrder as BucketedOrder

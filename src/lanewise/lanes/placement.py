@@ -31,7 +31,7 @@ class Placement:
     ranges: tuple[range, ...]
     """The lanes of each rank, in rank order."""
     rank: int
-    """Of this process."""
+    """The number of this process."""
 
     @classmethod
     def of(cls, num_lanes: int, process: Ranked) -> "Placement":

@@ -57,10 +57,10 @@ def read_seed(seed: int, number: tuple[int, int], name: str, epoch: int, step: i
     Args:
         seed: seed of the run.
         number: which of the datasets of a loop is read, and how often that was begun before.
-        name: of a dataset that is evaluated; empty in training.
-        epoch: of the turn.
-        step: of the turn.
-        lane: of the turn.
+        name: the name of a dataset that is evaluated; empty in training.
+        epoch: the epoch of the turn.
+        step: the step of the turn.
+        lane: the lane of the turn.
     """
     return _digest(f"read {seed} {number[0]} {number[1]} {epoch} {step} {lane} {name}")
 
@@ -74,8 +74,8 @@ def stream_seed(
         seed: seed of the run.
         number: as in `read_seed`.
         name: as in `read_seed`.
-        epoch: of the window.
-        window: its number in the epoch.
+        epoch: the epoch of the window.
+        window: the number of the window in the epoch.
         lane: the lane; the first one where all lanes are read together.
         what: read or shuffle.
     """

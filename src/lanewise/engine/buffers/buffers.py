@@ -41,7 +41,7 @@ class _Lane:
     turn: LaneTurn
     num_samples: int
     looks: dict[int, PackLook]
-    """By the number of the pack; without unchanged packs, after `drop_unchanged`."""
+    """What the packs hold, by their numbers; after `drop_unchanged` without unchanged packs."""
     changes: Callable[[], Sequence[float]]
     """Waits for the lane's forward, and returns the change of each pack: 0, CHANGED or RESHAPED."""
 

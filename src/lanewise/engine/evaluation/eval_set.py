@@ -129,7 +129,7 @@ def build_eval_set(
     """Cut a dataset into lanes, after comparing it between ranks. Collective: every rank must call this.
 
     Args:
-        name: of the dataset; part of the random state under which it is read.
+        name: the name of the dataset; part of the random state under which it is read.
         dataset: map-style or a stream, the same on every rank.
         collate: makes a micro-batch of samples.
         seed: seed of the run.

@@ -279,8 +279,8 @@ def _no_such_value(name: str, value: str, keys: Iterable[str], metric: str = "")
     """Return the error of a value that no evaluation has.
 
     Args:
-        name: of the key.
-        value: what it names.
+        name: the name of the key.
+        value: what the key names.
         keys: what it may name.
         metric: one of the keys which is a metric that may have several values; empty where none may.
     """

@@ -274,7 +274,7 @@ class Evaluator:
 
         Args:
             eval_set: the dataset.
-            outputs: of this process's lanes, by the number of the micro-batch in its lane.
+            outputs: those of this process's lanes, by the number of the micro-batch in its lane.
 
         Returns:
             Sums and weights, as a lane's result has them; the same on every rank.

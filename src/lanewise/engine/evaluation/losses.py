@@ -10,7 +10,7 @@ from lanewise.engine.step.message import means, sum_or_nan
 from lanewise.engine.step.terms import LaneLoss, require_weight
 
 Pairs: TypeAlias = dict[str, list[tuple[float, float]]]
-"""By name the sum and the weight of each micro-batch."""
+"""The sum and the weight of each micro-batch, by name."""
 
 _LOSS = "loss"
 """The name of the loss; of one with several terms each has a number behind it."""

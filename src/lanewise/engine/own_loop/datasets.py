@@ -21,7 +21,7 @@ class OwnDatasets:
     def __init__(self) -> None:
         self.identities: list[Any] = []
         self._begun: list[tuple[Mapping[str, Any], int]] = []
-        """For each call of `begin`, what it got."""
+        """What each call of `begin` got."""
         self._restored: tuple[Path, Sequence[Any]] | None = None
         """A checkpoint with its identities, until a dataset was compared with them."""
         self._streams: list[StreamLoader] = []
@@ -34,8 +34,8 @@ class OwnDatasets:
         """Begin the steps of a dataset, and return its number and that of this call, for random numbers.
 
         Args:
-            identity: of the dataset and its order.
-            first_step: with which its steps begin.
+            identity: what tells the dataset and its order from others.
+            first_step: the step with which it begins.
             data_changes: whether other samples or weights than in an earlier call are the same dataset.
 
         Raises:

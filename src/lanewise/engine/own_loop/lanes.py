@@ -185,7 +185,7 @@ class Lanes:
                 None: blocked for a dataset in blocks, else shuffled.
             sample_lengths: the number of tokens of each sample, for the order bucketed.
             sample_weights: the weight of each sample, for the order weighted.
-            shuffle_buffer: of a stream, how many samples of each lane are held at once and shuffled.
+            shuffle_buffer: how many samples of each lane of a stream are held at once and shuffled.
             drop_last: whether to drop the partial last step of an epoch instead of weighting it; of a stream,
                 all steps that some lane cannot fill.
             first_step: the step with which to begin, also in the middle of an epoch; earlier ones are not

@@ -19,7 +19,7 @@ class Precision:
     Args:
         name: `float32`; `tf32`, in which GPUs round the inputs of matrix products to 10 bits of mantissa; or
             `bf16` and `fp16`, torch's autocast to 16 bits.
-        device_type: of the device that computes.
+        device_type: the type of the device that computes.
     """
 
     def __init__(self, name: str, device_type: str) -> None:
@@ -29,6 +29,6 @@ class Precision:
         )
         """Returns the context of a forward, a loss, or both; weights are cast once in it."""
         self.loss_scale = LossScale() if name == "fp16" else None
-        """None where the format has the range of float32."""
+        """The scale of losses; None where the format has the range of float32."""
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = name == "tf32"

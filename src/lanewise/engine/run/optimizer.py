@@ -53,7 +53,7 @@ def evaluation_weights(optimizer: Optimizer, shards: OptimizerShards | None) -> 
     Collective if there are shards: every rank must enter it.
 
     Args:
-        optimizer: of the model; one without `train` and `eval` changes nothing.
+        optimizer: the optimizer of the model; one without `train` and `eval` changes nothing.
         shards: which process has the optimizer's state of which parameter; None: every process has all of it.
     """
     modes = _modes(optimizer)

@@ -125,7 +125,7 @@ def retake(scheduler: LRScheduler, num_steps: int) -> Callable[[], None]:
     """Step a new scheduler to where a run is, since the checkpoint's state is for a run of another length.
 
     Args:
-        scheduler: of the resumed run, not restored yet.
+        scheduler: that of the resumed run, not restored yet.
         num_steps: how many steps were taken.
 
     Returns:

@@ -42,7 +42,7 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
         placement: which process carries which lanes.
         order: the order of the samples, which only a map-style dataset has; None: its default order.
         tables: functions that return the tables which an order may need, by name.
-        num_epochs: of the run; None: it ends after a number of steps.
+        num_epochs: the epochs of the run; None: it ends after a number of steps.
         fills_empty: see `LaneLoader` and `StreamLoader`.
 
     Raises:

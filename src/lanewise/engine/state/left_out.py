@@ -12,7 +12,7 @@ from torch import nn
 from lanewise.data import digest
 
 Buffers = dict[str, torch.Tensor | None]
-"""By their names; None for a buffer that is None."""
+"""Buffers by their names; None for a buffer that is None."""
 
 
 def digests_left_out(module: nn.Module) -> dict[str, str]:

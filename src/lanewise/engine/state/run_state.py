@@ -54,7 +54,7 @@ class RunState:
             `load_state_dict`; None is left out.
         may_lack: names of objects that older checkpoints may lack, and which then stay as they are.
         shards: which process has the optimizer's state of which parameter; None: every process has all of it.
-        digests: of modules that are no longer new, what `digests_left_out` returned when they were.
+        digests: what `digests_left_out` returned of modules that are no longer new, when they were.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class _Call:
     gradient.
 
     Args:
-        block: which one.
+        block: the block that is called.
         given: its arguments.
         spec: how these are made of their leaves.
     """
@@ -97,7 +97,7 @@ class _Call:
         """What the first run gets, which may put something into a list or a dict of the caller's."""
         self._compares = block.compares
         self._looks: dict[str, _Look] = {}
-        """Of the arguments and the outputs of the first run, by what to say if the second run's differ."""
+        """What the first run got and returned looks like, by what to say if the second run's differ."""
         self._set_random_state = take_random_state()
         modules = list(block.module.modules())
         self._parameters = [

@@ -18,9 +18,9 @@ class OrderInputs:
     """Everything that an order is made from: the samples of a turn depend on nothing else."""
 
     schedule: Schedule
-    """Of an epoch that visits each sample once."""
+    """The schedule of an epoch that visits each sample once."""
     seed: int
-    """Of the run; other seeds give unrelated orders."""
+    """The seed of the run; other seeds give unrelated orders."""
     tables: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     """Functions by name that return what is known of the samples or blocks; each is called at most once."""
     used: dict[str, npt.NDArray[Any]] = field(default_factory=dict)

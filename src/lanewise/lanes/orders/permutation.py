@@ -4,7 +4,7 @@ Any slice of any epoch can be asked for directly, so resuming in the middle of a
 process works out its own share without communicating, and a billion samples cost no more memory
 than a million.
 
-A shuffled epoch is a keyed Feistel network [1]: it cuts a position into two halves and lets each in turn
+A shuffled epoch is a keyed Feistel network [1]: it cuts a position into two halves and lets each
 scramble the other. Each XOR can be undone, so the whole is a permutation whatever F computes. Four of them
 still leave a pattern that the tests can measure; six do not.
 
