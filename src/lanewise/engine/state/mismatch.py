@@ -15,11 +15,8 @@ EXTRA_STATE = "_extra_state"
 """The end of the keys of a state dict under which the values of `get_extra_state` are."""
 
 
-def module_mismatches(current: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
+def module_mismatches(current: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> Iterator[str]:
     """Yield the differences between the states of two modules: names, shapes and dtypes."""
-    if not isinstance(saved, Mapping):
-        yield f"{what} is {_show(saved)} in it"
-        return
     for name in current.keys() - saved.keys():
         yield f"{what} {name} is not in it"
     for name in saved.keys() - current.keys():
@@ -34,34 +31,22 @@ def module_mismatches(current: Mapping[str, Any], saved: object, what: str) -> I
             yield f"{what} {name} is {_size(theirs)} in it and {_size(mine)} in this run"
 
 
-def scheduler_mismatches(current: Mapping[str, Any], saved: object, what: str) -> list[str]:
-    """Return the differences between two schedulers: their class, and the kinds of their values."""
-    if not isinstance(saved, Mapping) or current[CLASS] != saved.get(CLASS):
-        theirs = saved.get(CLASS) if isinstance(saved, Mapping) else _show(saved)
-        return [f"the {what} was a {theirs}, and is a {current[CLASS]} now"]
-    return list(kind_mismatches(current, saved, what))
-
-
 def optimizer_mismatches(
     optimizer: Optimizer,
     current: Mapping[str, Any],
-    saved: object,
+    saved: Mapping[str, Any],
     names: Mapping[torch.Tensor, str],
     what: str,
 ) -> Iterator[str]:
-    """Yield the differences between two optimizers: class, groups, kinds of options, states of parameters.
+    """Yield the differences between two optimizers: groups, kinds of options, states of parameters.
 
     Args:
         optimizer: the optimizer of this run.
         current: its state, as `take_optimizer` returns it.
-        saved: the saved state; may be of any type.
+        saved: the saved state.
         names: the names of the parameters.
         what: the name of the optimizer in an error message.
     """
-    if not isinstance(saved, Mapping) or current[CLASS] != saved.get(CLASS):
-        theirs = saved.get(CLASS) if isinstance(saved, Mapping) else _show(saved)
-        yield f"the {what} was a {theirs}, and is a {current[CLASS]} now"
-        return
     groups, states = saved.get("groups"), saved.get("state")
     if saved.keys() != current.keys() or not isinstance(groups, list) or not isinstance(states, Mapping):
         yield f"{what} is not in it in the form in which it is saved"

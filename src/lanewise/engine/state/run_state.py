@@ -25,7 +25,6 @@ from lanewise.engine.state.mismatch import (
     kind_mismatches,
     module_mismatches,
     optimizer_mismatches,
-    scheduler_mismatches,
 )
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.errors import CheckpointError
@@ -147,16 +146,15 @@ class RunState:
 
     def _compare(self, key: str, current: Mapping[str, Any], saved: object) -> Iterable[str]:
         value = self._objects[key]
+        if not isinstance(saved, Mapping):
+            return (f"{key} is a {type(saved)} in it",)
+        if isinstance(value, Optimizer | LRScheduler) and current[CLASS] != saved.get(CLASS):
+            return (f"the {key} was a {saved.get(CLASS)}, and is a {current[CLASS]} now",)
         if isinstance(value, nn.Module):
-            grown = grown_buffers(value, saved) if isinstance(saved, Mapping) else {}
-            return module_mismatches({**current, **grown}, saved, key)
+            return module_mismatches({**current, **grown_buffers(value, saved)}, saved, key)
         if isinstance(value, Optimizer):
             return optimizer_mismatches(value, current, saved, self._names, key)
-        if isinstance(value, LRScheduler):
-            return scheduler_mismatches(current, saved, key)
-        if isinstance(value, LossScale):
-            return kind_mismatches(current, saved, key)
-        return () if isinstance(saved, Mapping) else (f"{key} is a {type(saved)} in it",)
+        return kind_mismatches(current, saved, key) if isinstance(value, LRScheduler | LossScale) else ()
 
     def _compare_left_out(self, saved: object) -> list[str]:
         if not isinstance(saved, Mapping) or saved.keys() - self._digests.keys():
