@@ -107,6 +107,7 @@ class _Part:
 
     def open(self, state: Any = None) -> None:
         """Open it, at the beginning or at a state; under the same random state in either case."""
+        self._num_read = 0
         with self._seeded("open"):
             self._samples = OpenStream(self._opened(), state)
 
@@ -120,12 +121,6 @@ class _Part:
             return _END
         self._num_read += 1
         return samples[0]
-
-    def read_again(self) -> Any:
-        """Begin anew, and return the first sample; _END if it has none."""
-        self._num_read = 0
-        self.open()
-        return self.read()
 
     @contextmanager
     def _seeded(self, what: str, *numbers: int) -> Iterator[None]:
@@ -203,7 +198,10 @@ class _MixedLane:
     def _ended(self, part: _Part) -> Any:
         """Do what is to be done when a stream has ended; return the next sample if there is one yet."""
         rule, all_ended = self._when_one_ends, all(other.num_passes for other in self._parts)
-        sample = part.read_again() if rule == "repeat" and not all_ended else _END
+        sample = _END
+        if rule == "repeat" and not all_ended:
+            part.open()
+            sample = part.read()
         part.is_over = sample is _END
         if part.is_over and (rule == "end_epoch" or (rule == "repeat" and all_ended)):
             for other in self._parts:

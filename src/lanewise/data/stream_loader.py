@@ -49,6 +49,13 @@ class StreamLoader:
 
     def __post_init__(self) -> None:
         self.lanes = self.reader.lanes
+        self.identity = {
+            "stream": "lane-aware" if self.reader.is_lane_aware else "plain",
+            "first_sample": self.first_sample,
+            "window_steps": self.reader.cut.window_steps,
+            "drop_last": self.drop_last,
+        }
+        """See `LaneLoader`."""
         self._spare: Any = None
         self._epoch = self._first_step = self._step = self._num_samples = 0  # of the next step
         self._upcoming: Sequence[int] | None = None
@@ -56,16 +63,6 @@ class StreamLoader:
         self._resumed: LaneStart | None = None
         """Where to go on, until the lanes are open."""
         self._opened = StreamLanes(self.reader, self.num_workers, pin_memory=self.pin_memory)
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """See `LaneLoader`."""
-        return {
-            "stream": "lane-aware" if self.reader.is_lane_aware else "plain",
-            "first_sample": self.first_sample,
-            "window_steps": self.reader.cut.window_steps,
-            "drop_last": self.drop_last,
-        }
 
     @property
     def state(self) -> "StreamLoader":

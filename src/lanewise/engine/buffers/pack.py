@@ -67,15 +67,11 @@ class BufferPack:
 
     def __init__(self, places: Sequence[_Place]) -> None:
         self._places = places
+        self.names = [place.name for place in places]
         self._tensors: list[torch.Tensor | None] = [None] * len(places)
         self.start: torch.Tensor | None = None
         """The values at the start of the step, flat; None where the only buffer was None."""
         self.note_start()
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the buffers."""
-        return [place.name for place in self._places]
 
     @property
     def has_its_forms(self) -> bool:

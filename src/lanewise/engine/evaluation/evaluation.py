@@ -130,18 +130,12 @@ class Evaluation:
             ValueError: if `state` is not what `state_dict` returns.
         """
         best, last, is_due = state["best"], state["last"], state["is_due"]
-        best_step = state.get("best_step")
-        early_stopping = state.get("early_stopping")
+        best_step, early_stopping = state.get("best_step"), state.get("early_stopping")
         if not all(isinstance(key, str) and isinstance(value, float) for key, value in last.items()):
             raise ValueError(f"not the values of an evaluation: {last!r:.100}")
         num_known = 4 if early_stopping is None else 5
-        is_step = best_step is None or type(best_step) is int
-        if (
-            not isinstance(best, float)
-            or not is_step
-            or not isinstance(is_due, bool)
-            or len(state) > num_known
-        ):
+        has_types = (type(best), type(is_due)) == (float, bool) and isinstance(best_step, int | None)
+        if not has_types or len(state) > num_known:
             raise ValueError(f"not a state of the evaluation: {state!r:.100}")
         if self.early_stopping is not None and early_stopping is not None:
             self.early_stopping.load_state_dict(early_stopping)

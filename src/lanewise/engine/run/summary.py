@@ -63,11 +63,8 @@ def _sizes(module: nn.Module, *, recurse: bool) -> tuple[int, int, int]:
 
 def _merge(parts: Sequence[_Part]) -> _Part:
     """Return one line for parts in a row that are equal but for their names."""
-    first, last = parts[0], parts[-1]
-    if first is last:
-        return first
-    sizes = (len(parts) * size for size in first[2:])
-    return _Part(f"{first.name} to {last.name}", first.kind, *sizes)
+    names = dict.fromkeys([parts[0].name, parts[-1].name])
+    return _Part(" to ".join(names), parts[0].kind, *(len(parts) * size for size in parts[0][2:]))
 
 
 def _trained(part: _Part) -> str:
