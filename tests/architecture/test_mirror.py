@@ -9,7 +9,7 @@ UNIT = ROOT / "tests" / "unit"
 WITHOUT_A_TEST = {
     ".": "task",
     "cli": "audit completion evaluate init report result runs schema train verify",
-    "commands/bench": "hosts job machine measure side",
+    "commands/bench": "hosts job machine side",
     "commands/doctor": "doctor measure report",
     "commands/jobs": "outcome refused_exit train",
     "commands/plan": "memory model result sharded tape",

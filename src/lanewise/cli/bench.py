@@ -9,7 +9,7 @@ from typing import Any, get_args
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_counts, read_path
 from lanewise.cli.plan import amount
 from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
-from lanewise.config import ReducerName, RunConfig
+from lanewise.config import ReducerName, RunConfig, pinned_variables
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
 from lanewise.launch.scratch import temporary_folder
@@ -69,7 +69,7 @@ def bench(arguments: Arguments) -> int:
         from lanewise.commands.jobs.start import prepare_workers
 
         for equality in ("exact", "close"):  # while this process imports as well
-            prepare_workers(config.distributed.threads, equality, *MODULES)
+            prepare_workers(pinned_variables(config.distributed.threads, equality), *MODULES)
 
         from lanewise.commands.bench.bench import bench as run
         from lanewise.commands.bench.compare import compare, require_comparable

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_counts
 from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
+from lanewise.config import pinned_variables
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
 from lanewise.processes.world.environment import Environment
@@ -35,7 +36,7 @@ def verify(arguments: Arguments) -> int:
         from lanewise.commands.verify import MODULES
 
         # While this process imports as well.
-        prepare_workers(config.distributed.threads, "exact", *MODULES)
+        prepare_workers(pinned_variables(config.distributed.threads, "exact"), *MODULES)
 
         from lanewise.commands.verify.verify import verify as run
 

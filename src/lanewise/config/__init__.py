@@ -19,6 +19,7 @@ from lanewise.config.memory import CompileConfig as CompileConfig
 from lanewise.config.memory import MemoryConfig as MemoryConfig
 from lanewise.config.pins import pin_environment as pin_environment
 from lanewise.config.pins import pinned_variables as pinned_variables
+from lanewise.config.reducer import ALONE as ALONE
 from lanewise.config.reducer import REDUCERS as REDUCERS
 from lanewise.config.reducer import ReducerKind as ReducerKind
 from lanewise.config.reducer import ReducerName as ReducerName

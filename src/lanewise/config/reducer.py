@@ -31,3 +31,5 @@ REDUCERS: Mapping[ReducerName, ReducerKind] = {
     "fsdp": ReducerKind("processes", shards_weights=True),
 }
 """The reducers, in the order in which plan shows them; `lanewise.reduce` builds them."""
+ALONE = next(name for name, kind in REDUCERS.items() if kind.runs_on == "device")
+"""The reducer of a single device."""

@@ -9,16 +9,15 @@ from pathlib import Path
 
 from lanewise.commands.bench.hosts import measure_on_hosts, modes_on_hosts
 from lanewise.commands.bench.job import BenchJob
-from lanewise.commands.bench.measure import Show, start, take_rounds
 from lanewise.commands.bench.modes import GRADES, Configure, Mode, modes_here, overrides_of, shares_of
 from lanewise.commands.bench.report import BenchReport
 from lanewise.commands.bench.row import BenchRow
-from lanewise.commands.bench.side import Side
+from lanewise.commands.bench.side import Show, Side, start, take_rounds
 from lanewise.commands.bench.tune import tune
 from lanewise.commands.plan.plan import plan
 from lanewise.commands.plan.result import Plan
 from lanewise.commands.plan.row import Machine
-from lanewise.config import REDUCERS, Equality, ReducerName, RunConfig
+from lanewise.config import Equality, ReducerName, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
 from lanewise.errors import ConfigError, LanewiseError, text_of
@@ -78,22 +77,18 @@ def bench(
         if report.trials is not None and report.fastest is not None:
             mode = report.fastest.mode
             # A reducer that shards gives the modules of a model other classes.
-            built = (
-                row.firsts[0]
-                for row in rows.values()
-                if row.firsts and not REDUCERS[row.mode.reducer].shards_weights
-            )
-            block_classes = next((first.block_classes for first in built), ())
-            trials = tune(
+            built = [
+                row.firsts[0] for row in rows.values() if row.firsts and not row.mode.kind.shards_weights
+            ]
+            for trial in tune(
                 report.fastest,
                 jobs_of(mode, configure)[0].config,
                 lambda overrides: jobs_of(mode, lambda more: configure([*overrides, *more])),
-                block_classes,
+                built[0].block_classes if built else (),
                 folder,
                 seconds=seconds,
                 show=show,
-            )
-            for trial in trials:
+            ):
                 report.trials.append(trial)
     except KeyboardInterrupt:
         report.is_interrupted = True

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lanewise.commands.bench.job import BenchJob, First, Turn
-from lanewise.commands.bench.measure import Show
 from lanewise.commands.bench.modes import GRADES, Configure, Mode, overrides_of
 from lanewise.commands.bench.row import BenchRow
+from lanewise.commands.bench.side import Show
 from lanewise.commands.jobs.hosts import is_submitted, job_there, launcher_of, places_of
 from lanewise.commands.jobs.start import check_for_hosts, launch
 from lanewise.config import REDUCERS, ReducerName, RunConfig
@@ -29,10 +29,14 @@ def modes_on_hosts(reducers: Sequence[ReducerName], config: RunConfig) -> list[M
             f"{distributed.launcher}. Run it there with --distributed.launcher local, or in an allocation."
         )
     (place, *_) = places_of(distributed)
-    alone = ["single"] if distributed.launcher == "ssh" and "single" in reducers else []
-    several = [reducer for reducer in reducers if REDUCERS[reducer].runs_on == "processes"]
-    modes = [Mode("single", 1, equality) for equality in GRADES for _ in alone]
-    return modes + [Mode(reducer, place.world_size, equality) for reducer in several for equality in GRADES]
+    sizes = {"processes": place.world_size} | ({"device": 1} if distributed.launcher == "ssh" else {})
+    modes = [
+        Mode(reducer, sizes[REDUCERS[reducer].runs_on], equality)
+        for reducer in reducers
+        for equality in GRADES
+        if REDUCERS[reducer].runs_on in sizes
+    ]
+    return sorted(modes, key=lambda mode: mode.kind.runs_on != "device")
 
 
 def measure_on_hosts(rows: Mapping[Mode, BenchRow], configure: Configure, end: float, show: Show) -> None:
@@ -42,7 +46,7 @@ def measure_on_hosts(rows: Mapping[Mode, BenchRow], configure: Configure, end: f
         seconds = (end - time.monotonic()) / (len(rows) - number)
         try:
             config = configure(list(overrides_of(mode, configure([]).distributed)))
-            if REDUCERS[mode.reducer].runs_on == "device":
+            if mode.kind.runs_on == "device":
                 config = _on_first_host(config)
             job = BenchJob(config, seconds=seconds)
             check_for_hosts(job)

@@ -151,7 +151,8 @@ class _MeasuredRun:
             take_peaks = partial(_take_peaks, devices, live)
             self._run, self._steps = run, _steps_without_end(run)
             take_peaks()
-            _consume(self._steps, NUM_FIRST_STEPS)
+            for _ in range(NUM_FIRST_STEPS):
+                next(self._steps)
             first_peaks, model = take_peaks(), _digest(run.training.model)
             take_peaks()  # of parameters that were gathered for the digest
             end = time.monotonic() + _MEMORY_SECONDS
@@ -226,11 +227,6 @@ def _digest(model: nn.Module) -> str:
     """Return the digest of parameters and buffers. Collective where they are sharded."""
     tensors = chain(model.named_parameters(), model.named_buffers())
     return digest([(name, digest(whole(tensor))) for name, tensor in tensors])
-
-
-def _consume(steps: Iterator[StepReport], number: int) -> None:
-    for _ in islice(steps, number):
-        pass
 
 
 def _block_classes(model: nn.Module) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from lanewise.config import REDUCERS, DistributedConfig, Equality, ReducerName, RunConfig
+from lanewise.config import ALONE, REDUCERS, DistributedConfig, Equality, ReducerKind, ReducerName, RunConfig
 from lanewise.config.load import Override
 from lanewise.errors import ConfigError
 from lanewise.lanes import lane_ranges
@@ -23,9 +23,14 @@ class Mode(NamedTuple):
     equality: Equality
 
     @property
+    def kind(self) -> ReducerKind:
+        """What the reducer says of itself."""
+        return REDUCERS[self.reducer]
+
+    @property
     def is_ceiling(self) -> bool:
         """Whether each device trains its share of every step by itself, and never talks to the others."""
-        return REDUCERS[self.reducer].runs_on == "device" and self.num_devices > 1
+        return self.kind.runs_on == "device" and self.num_devices > 1
 
     @property
     def name(self) -> str:
@@ -58,7 +63,7 @@ def modes_here(reducers: Sequence[ReducerName], devices: Sequence[int], config: 
             f"{','.join(reducers)} and --devices {','.join(map(str, devices))}. Add what belongs together."
         )
     several = dict.fromkeys(mode.num_devices for mode in modes if mode.num_devices > 1)
-    return modes + [Mode("single", count, config.distributed.equality) for count in several]
+    return modes + [Mode(ALONE, count, config.distributed.equality) for count in several]
 
 
 def overrides_of(mode: Mode, distributed: DistributedConfig) -> Iterator[Override]:
@@ -73,7 +78,7 @@ def overrides_of(mode: Mode, distributed: DistributedConfig) -> Iterator[Overrid
 
 def left_out(mode: Mode, distributed: DistributedConfig) -> list[str]:
     """Return the keys of the section `distributed` that are set and that the mode cannot have."""
-    has_options = REDUCERS[mode.reducer].has_options
+    has_options = mode.kind.has_options
     cannot_have = {
         "shard_optimizer": not has_options,
         "compression": not has_options or mode.equality == "exact",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -15,11 +15,13 @@ from lanewise.commands.bench.modes import GRADES, Mode, left_out, overrides_of
 from lanewise.commands.bench.rounds import rate
 from lanewise.commands.bench.row import STEADY, BenchRow
 from lanewise.commands.bench.tune import ANOTHER_MODEL, Trial, to_paste
-from lanewise.config import RunConfig
+from lanewise.config import ALONE, Equality, RunConfig
 from lanewise.config.load import Override
 from lanewise.engine.step.phases import PHASES
 
 _NOISY = "*"
+_Columns: TypeAlias = Mapping[str, Callable[[BenchRow], str]]
+"""By its name, what a column says of a row."""
 
 
 @dataclass
@@ -49,10 +51,8 @@ class BenchReport:
 
     def speed_up(self, row: BenchRow) -> float | None:
         """Return how many times as fast as one device of the same grade a row is; None where not known."""
-        alone = self.rows.get(Mode("single", 1, row.mode.equality))
-        if alone is None or not alone.rounds or not row.rounds:
-            return None
-        return _median(row) / _median(alone)
+        alone = self.rows.get(Mode(ALONE, 1, row.mode.equality))
+        return _median(row) / _median(alone) if alone and alone.rounds and row.rounds else None
 
     def table(self) -> RenderableType:
         """Draw the speeds, the parts of a step, and the memory, each in 80 columns."""
@@ -117,14 +117,11 @@ class BenchReport:
         return [*kept.values(), *removed]
 
     def _describe_trials(self) -> Iterator[str]:
-        if (fastest := self.fastest) is None:
-            return
-        yield from (f"{fastest.mode}, {trial}" for trial in self.trials or ())
-        kept = self.kept()
-        yield (
-            f"the fastest that leaves the model the same:\n{to_paste(kept)}" if kept else "nothing is faster"
-        )
-        yield f"another model, so not tried: {ANOTHER_MODEL}"
+        if self.fastest is not None:
+            yield from (f"{self.fastest.mode}, {trial}" for trial in self.trials or ())
+            kept, same = self.kept(), "the fastest that leaves the model the same:"
+            yield f"{same}\n{to_paste(kept)}" if kept else "nothing is faster"
+            yield f"another model, so not tried: {ANOTHER_MODEL}"
 
     @property
     def _measured(self) -> list[BenchRow]:
@@ -145,38 +142,33 @@ class BenchReport:
             yield f"model: the digest after {NUM_FIRST_STEPS} steps in exact, equal in all rows"
         if self.why_no_plan:
             yield f"plan says nothing: {self.why_no_plan}"
-        removed = {key for mode in self.rows for key in left_out(mode, self.config.distributed)}
-        if removed:
+        if removed := {key for mode in self.rows for key in left_out(mode, self.config.distributed)}:
             keys = ", ".join(f"distributed.{key}" for key in sorted(removed))
             yield f"{keys}: left out where the mode cannot have it"
 
     def _speeds(self) -> Table:
-        table = _table()
-        for name in (*GRADES, "speed-up", "model"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in self._of_grade if any(row.rounds or row.failure for row in self.rows.values()) else ():
-            of_grades = [self.rows.get(row.mode._replace(equality=grade)) for grade in GRADES]
-            exact, speed_up = of_grades[GRADES.index("exact")], self.speed_up(row)
-            table.add_row(
-                *_head(row),
-                *map(_speed, of_grades),
-                "" if speed_up is None else f"{speed_up:.2f}",
-                "" if exact is None else exact.model,
-            )
-        return table
+        """Draw a row of both grades for each mode."""
+
+        def in_grade(grade: Equality, row: BenchRow) -> BenchRow | None:
+            return self.rows.get(row.mode._replace(equality=grade))
+
+        columns: _Columns = {
+            **{grade: lambda row, grade=grade: _speed(in_grade(grade, row)) for grade in GRADES},
+            "speed-up": lambda row: f"{speed_up:.2f}" if (speed_up := self.speed_up(row)) else "",
+            "model": lambda row: exact.model if (exact := in_grade("exact", row)) else "",
+        }
+        is_begun = any(row.rounds or row.failure for row in self.rows.values())
+        return _draw(self._of_grade if is_begun else (), columns)
 
     def _phases(self) -> Table:
         """Draw where the time of a step goes."""
-        table = _table()
-        for name in PHASES:
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in self._measured:
-            table.add_row(*_head(row), *(f"{share:.0%}" for share in row.shares.values()))
-        return table
+        return _draw(
+            self._measured, {name: lambda row, name=name: f"{row.shares[name]:.0%}" for name in PHASES}
+        )
 
     def _resources(self) -> Table:
         """Draw memory, operations and units; what no row has gets no column."""
-        columns: dict[str, Callable[[BenchRow], str]] = {
+        columns: _Columns = {
             "first": lambda row: _mib(row.first_bytes),
             "fullest": lambda row: _mib(row.fullest_bytes),
             "plan": lambda row: _mib(row.planned_bytes),
@@ -187,12 +179,7 @@ class BenchReport:
             "units/s": lambda row: "" if row.units_per_second is None else rate(row.units_per_second.median),
         }
         shown = {name: cell for name, cell in columns.items() if any(map(cell, self._measured))}
-        table = _table()
-        for name in shown:
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in self._measured:
-            table.add_row(*_head(row), *(cell(row) for cell in shown.values()))
-        return table
+        return _draw(self._measured, shown)
 
 
 def _outcome(trial: Trial) -> dict[str, Any]:
@@ -204,16 +191,16 @@ def _median(row: BenchRow) -> float:
     return 0.0 if speed is None else speed.median
 
 
-def _table() -> Table:
-    """Begin a table whose rows are modes."""
+def _draw(rows: Sequence[BenchRow], columns: _Columns) -> Table:
+    """Draw a table of modes: the reducer and the devices of each, and these columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("reducer", no_wrap=True)
-    table.add_column("devices", justify="right", no_wrap=True)
+    for name in ("devices", *columns):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = (cell(row) for cell in columns.values())
+        table.add_row(row.mode.name, f"{row.mode.num_devices:,}", *cells)
     return table
-
-
-def _head(row: BenchRow) -> tuple[str, str]:
-    return row.mode.name, f"{row.mode.num_devices:,}"
 
 
 def _speed(row: BenchRow | None) -> str:

@@ -1,6 +1,6 @@
 """What was measured of a mode, and what bounds it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -37,18 +37,18 @@ class BenchRow:
     failure: str = ""
     """Why it could not be measured, or not to the end."""
 
-    def _per_second(self, amounts: Sequence[Sequence[float]]) -> MiddleHalf:
+    def _per_second(self, amount: Callable[[Turn], float]) -> MiddleHalf | None:
         """Return how much a round did in a second; all processes of a world count the same amount."""
-        totals = (sum(each) if self.mode.is_ceiling else each[0] for each in amounts)
-        seconds = (max(turn.seconds for turn in turns) for turns in self.rounds)
-        return MiddleHalf.of([total / one for total, one in zip(totals, seconds, strict=True)])
+        counted = slice(None if self.mode.is_ceiling else 1)
+        rates = [
+            sum(map(amount, turns[counted])) / max(turn.seconds for turn in turns) for turns in self.rounds
+        ]
+        return MiddleHalf.of(rates) if rates else None
 
     @property
     def samples_per_second(self) -> MiddleHalf | None:
         """Of all devices together; None where nothing was measured."""
-        if not self.rounds:
-            return None
-        return self._per_second([[turn.num_samples for turn in turns] for turns in self.rounds])
+        return self._per_second(lambda turn: turn.num_samples)
 
     @property
     def units_per_second(self) -> MiddleHalf | None:
@@ -56,7 +56,7 @@ class BenchRow:
         turns = [turn for turns in self.rounds for turn in turns]
         if all(turn.num_units == turn.num_samples for turn in turns):
             return None
-        return self._per_second([[turn.num_units for turn in turns] for turns in self.rounds])
+        return self._per_second(lambda turn: turn.num_units)
 
     def is_faster_than(self, other: "BenchRow") -> bool:
         """Tell whether it is faster beyond the spread: the middle halves of their rounds do not meet."""

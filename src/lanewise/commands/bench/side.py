@@ -1,21 +1,28 @@
-"""A mode with its processes, which are kept warm between its turns."""
+"""A mode with its processes, which are kept warm between its turns, and the turns of several modes."""
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, final
+from uuid import uuid4
 
 from lanewise.commands.bench.connection import JsonConnection, listen
-from lanewise.commands.bench.job import LEAST_STEPS, BenchJob, First, Turn, steps_of_turn
+from lanewise.commands.bench.job import LEAST_ROUNDS, LEAST_STEPS, BenchJob, First, Turn, steps_of_turn
+from lanewise.commands.bench.rounds import take_turns
+from lanewise.commands.bench.row import BenchRow
 from lanewise.commands.jobs.hosts import places_of
 from lanewise.commands.jobs.refused_exit import refusing_exit
 from lanewise.commands.jobs.start import launch
-from lanewise.errors import LanewiseError, LaunchError
+from lanewise.errors import LanewiseError, LaunchError, text_of
 from lanewise.launch import LocalLauncher
 from lanewise.launch.fork_client import end_servers
 
+Show = Callable[[str], None]
+"""Is told what is being done."""
 _SECONDS_TO_END = 10.0
 
 
@@ -136,3 +143,46 @@ class _World:
         if self._thread.is_alive():
             end_servers()
             self._thread.join()
+
+
+def start(row: BenchRow, jobs: Callable[[], Sequence[BenchJob]], folder: Path) -> Side | None:
+    """Start the processes of a row; None where they fail, which the row notes.
+
+    Args:
+        row: of these processes.
+        jobs: returns the job of each of their worlds.
+        folder: where sockets may lie.
+    """
+    try:
+        side = Side(jobs(), folder / uuid4().hex[:8])
+    except LanewiseError as error:
+        row.failure = text_of(error)
+        return None
+    row.firsts = side.firsts
+    return side
+
+
+def take_rounds(sides: Mapping[BenchRow, Side], end: float, show: Show) -> None:
+    """Let the sides take turns until all rows are steady, or the time is over.
+
+    Args:
+        sides: by their rows, which note the turns, or why a side failed.
+        end: of the time, by `time.monotonic`; there are always enough rounds to tell how much they differ.
+        show: see `Show`.
+    """
+    turns = {row: partial(_take_turn, row, side) for row, side in sides.items()}
+    for number, _ in enumerate(take_turns(turns), start=1):
+        rows = [row for row in sides if not row.failure]
+        num_noisy = sum(not row.is_steady for row in rows)
+        show(f"round {number}: {num_noisy} of {len(rows)} rows are noisy")
+        if not num_noisy or (number >= LEAST_ROUNDS and time.monotonic() > end):
+            return
+
+
+def _take_turn(row: BenchRow, side: Side) -> None:
+    if row.failure:
+        return
+    try:
+        row.rounds.append(side.take_turn())
+    except LanewiseError as error:
+        row.failure = text_of(error)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lanewise.commands.bench.job import BenchJob
-from lanewise.commands.bench.measure import Show, start, take_rounds
 from lanewise.commands.bench.row import BenchRow
+from lanewise.commands.bench.side import Show, start, take_rounds
 from lanewise.config import RunConfig
 from lanewise.config.load import Override
 from lanewise.config.strict_yaml import read_yaml, write_yaml
@@ -109,8 +109,7 @@ def _try(
     slow, fast = before.samples_per_second, after.samples_per_second
     if slow is None or fast is None or before.failure or after.failure:
         return Trial(change, is_kept=False, failure=after.failure or before.failure)
-    is_same = change.key == "compile" or before.model == after.model
-    if not is_same:
+    if change.key != "compile" and before.model != after.model:
         return Trial(change, is_kept=False, failure="the model is another one: `lanewise verify` says why")
     return Trial(change, is_kept=after.is_faster_than(before), gain=fast.median / slow.median)
 

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from lanewise.commands.jobs.job import Job
 from lanewise.commands.jobs.provenance import INSTALLED, own_modules
-from lanewise.config import DistributedConfig, pinned_variables
+from lanewise.config import DistributedConfig
 from lanewise.config.hosts import LauncherName, SSHConfig, read_hosts
 from lanewise.config.load import dump_config
 from lanewise.errors import ConfigError
@@ -216,7 +216,7 @@ def _project(job: Job) -> Project:
     return Project(
         folder=ssh.folder or str(Path.cwd()),
         variables=variables,
-        pins=pinned_variables(distributed.threads, distributed.equality),
+        pins=job.variables,
         search_path=_path_there(search_path, distributed),
         sources=_sources_below(search_path),
         run_dir=None if job.shared_folder is None else str(job.shared_folder),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lanewise.config import RunConfig
+from lanewise.config import RunConfig, pinned_variables
 from lanewise.errors import ConfigError
 from lanewise.lanes import lane_ranges
 from lanewise.processes.world.environment import Environment
@@ -68,6 +68,11 @@ class Job(ABC):
             f"distributed.launcher {self.config.distributed.launcher} is for training. "
             "Evaluate with distributed.launcher local, or in a world that torchrun prepared."
         )
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What its processes have in their environment when Python starts."""
+        return pinned_variables(self.config.distributed.threads, self.config.distributed.equality)
 
     @property
     def shared_folder(self) -> Path | None:

@@ -4,7 +4,7 @@ import logging
 import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from signal import Signals
 from typing import Any
 
@@ -23,7 +23,7 @@ from lanewise.commands.jobs.job import Job
 from lanewise.commands.jobs.outcome import Outcome
 from lanewise.commands.jobs.rank import join_prepared_world, read_sent_result, run_in_world, tidy_up_at_end
 from lanewise.commands.jobs.refused_exit import refusing_exit
-from lanewise.config import Equality, pin_environment, pinned_variables
+from lanewise.config import pin_environment
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
 from lanewise.launch import JobFiles, Launcher, Workers, fork_client
@@ -71,7 +71,7 @@ def _start_here(job: Job, *, is_fresh: bool) -> Any:
         pin_environment(distributed.threads, distributed.equality)
     add_search_path(job.config.search_path)
     if starts_workers:
-        prepare_workers(distributed.threads, distributed.equality)
+        prepare_workers(job.variables)
     logger.info("importing %s", "torch" if job.task is not None else job.config.task.class_path)
     with refusing_exit():  # it imports the user's modules
         job.check(environment)
@@ -90,7 +90,7 @@ def _start_here(job: Job, *, is_fresh: bool) -> Any:
         finally:
             watch.close()
     if "torchmetrics" in sys.modules:  # which takes seconds to import
-        prepare_workers(distributed.threads, distributed.equality, "torchmetrics")
+        prepare_workers(job.variables, "torchmetrics")
     with job.claim():
         return _launch_watching(job, launcher_of(job))
 
@@ -140,12 +140,16 @@ def _launch_watching(job: Job, launcher: Launcher) -> Any:
         return launch(job, launcher, signals_to_end=_HANGUPS)
 
 
-def prepare_workers(threads: int, equality: Equality, *modules: str) -> None:
+def prepare_workers(variables: Mapping[str, str], *modules: str) -> None:
     """Begin to import, in another process, what workers will need, and modules which they may need besides.
 
     Does nothing the second time.
+
+    Args:
+        variables: those of the job.
+        modules: their names.
     """
-    fork_client(pinned_variables(threads, equality)).preload(*modules)
+    fork_client(variables).preload(*modules)
 
 
 def run_command(job: Job, show: Callable[[Any], None], *, is_dry: bool = False) -> None:
@@ -161,14 +165,10 @@ def run_command(job: Job, show: Callable[[Any], None], *, is_dry: bool = False) 
     if environment is None:
         logging.basicConfig(format="%(message)s")
         logging.getLogger("lanewise").setLevel(logging.INFO)
-        if job.can_stop:
-            signals.watch_until_exit()
-        show(start(job, is_fresh=False))
-        return
     if job.can_stop:
-        signals.ignore_at_exit()
+        (signals.watch_until_exit if environment is None else signals.ignore_at_exit)()
     result = start(job, is_fresh=False)
-    if environment.rank == 0:
+    if environment is None or environment.rank == 0:
         show(result)
 
 
@@ -186,21 +186,19 @@ def launch(job: Job, launcher: Launcher, *, signals_to_end: Sequence[Signals] = 
     Raises:
         LaunchError: what the first failing worker said.
     """
-    distributed = job.config.distributed
     is_remote = isinstance(launcher, RemoteLauncher)
     with scratch_folder() as folder:
         files = JobFiles(folder / "job")
         files.job.write_bytes(_write_job(job, job, is_remote=is_remote))
-        variables = pinned_variables(distributed.threads, distributed.equality)
-        variables[signals.STOP_FILE_VARIABLE] = ""  # that of this process is not for the workers of a trial
         if job.can_stop:
             signals.pass_on(files.stop)
         launcher.run(
             Workers(
                 module="lanewise.commands.jobs",
-                variables=variables,
+                # The file of this process is not for the workers of a trial.
+                variables={**job.variables, signals.STOP_FILE_VARIABLE: ""},
                 stop_variable=signals.STOP_FILE_VARIABLE if job.can_stop else None,
-                max_restarts=distributed.max_restarts,
+                max_restarts=job.config.distributed.max_restarts,
                 signals=signals_to_end,
             ),
             files,

@@ -1,9 +1,8 @@
 """Compares gradients of `close` with the bound that it promises."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -35,35 +34,29 @@ class CloseResult:
 
 def write_reference(folder: Path, engine: Engine, world: World, steps: Sequence[int]) -> None:
     """Write the gradients of one process, their bounds, and its weights, to compare others with."""
-    rewind = _from_here(engine)
-    for step in _taken(engine, steps):
-        save_file(_gradients(engine, step), folder / f"gradients-{step}.safetensors")
-    rewind()
+    for step, gradients in _gradients(engine, steps):
+        save_file(gradients, folder / f"gradients-{step}.safetensors")
     trained = [parameter for parameter in engine.training.model.parameters() if parameter.requires_grad]
     # The hook gets the gradient of each lane before that is added to the gradients of earlier lanes.
     hooks = [parameter.register_hook(_absolute) for parameter in trained]
-    for step in _taken(engine, steps):
-        save_file(_gradients(engine, step), folder / f"sums-{step}.safetensors")
+    for step, sums in _gradients(engine, steps):
+        save_file(sums, folder / f"sums-{step}.safetensors")
     for hook in hooks:
         hook.remove()
-    rewind()
-    for _ in run_steps(engine, world, steps):
-        pass
-    save_file(_on_cpu(engine.training.model.named_parameters()), folder / _WEIGHTS)
+    save_file(_trained(engine, world, steps), folder / _WEIGHTS)
 
 
-def judge(folder: Path, engine: Engine, world: World, steps: Sequence[int], num_lanes: int) -> CloseResult:
+def judge(folder: Path, engine: Engine, world: World, steps: Sequence[int]) -> CloseResult:
     """Compare with the reference. Collective: every rank must call this.
 
     The bound of an element of a divided gradient is 2 gamma(L) sum_l |g_l| / W: 2 gamma(L-1) for the two
     sums, and one more rounding each for the division by the weight W. See docs/numerics.md.
     """
-    worst, place, num_elements = 0.0, "", 0
-    rewind = _from_here(engine)
-    for step in _taken(engine, steps):
+    worst, place, num_elements, num_lanes = 0.0, "", 0, engine.run.placement.num_lanes
+    for step, gradients in _gradients(engine, steps):
         reference = load_file(folder / f"gradients-{step}.safetensors")
         sums = load_file(folder / f"sums-{step}.safetensors")
-        for name, gradient in _gradients(engine, step).items():
+        for name, gradient in gradients.items():
             unit = torch.finfo(gradient.dtype).eps / 2
             if not gradient.numel() or num_lanes * unit >= 1:
                 continue  # so many lanes in so few bits have no bound
@@ -75,39 +68,42 @@ def judge(folder: Path, engine: Engine, world: World, steps: Sequence[int], num_
             ratio = torch.where(difference == 0, 0.0, difference / bound).nan_to_num(nan=math.inf)
             if float(ratio.max()) > worst:
                 worst, place = float(ratio.max()), f"step {step + 1}, {name}"
-    rewind()
-    for _ in run_steps(engine, world, steps):
-        pass
-    others = load_file(folder / _WEIGHTS)
-    weights = _on_cpu(engine.training.model.named_parameters())
+    others, weights = load_file(folder / _WEIGHTS), _trained(engine, world, steps)
     differences = [
-        (one.double() - others[name].double()).abs().max() for name, one in weights.items() if one.numel()
+        (weight.double() - others[name].double()).abs().max()
+        for name, weight in weights.items()
+        if weight.numel()
     ]
     return CloseResult(worst, place, float(torch.stack(differences).max()), num_elements)
 
 
-def _from_here(engine: Engine) -> Callable[[], None]:
-    """Return a function after which a stream is read from here again. Collective."""
-    state = engine.run.loader.state
-    if state is None:
-        return lambda: None
-    here = state.state_dict()
-    return lambda: state.load_state_dict(here)
+def _trained(engine: Engine, world: World, steps: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Take the steps, and return the weights after them, on the CPU. Collective."""
+    for _ in run_steps(engine, world, steps):
+        pass
+    return _on_cpu(engine.training.model.named_parameters())
 
 
-def _taken(engine: Engine, steps: Sequence[int]) -> Iterator[int]:
-    """Yield the steps up to the end of the run."""
-    return takewhile(lambda _: not engine.run.loader.is_over, steps)
+def _gradients(engine: Engine, steps: Sequence[int]) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+    """Yield each step up to the end of the run with its gradients from the present weights, on the CPU.
 
-
-def _gradients(engine: Engine, step: int) -> dict[str, torch.Tensor]:
-    """Return the gradients of a step from the present weights, on the CPU; buffers do not change."""
-    model = engine.training.model
-    with kept_buffers([model]):
-        upcoming = engine.step.gradient(step, engine.run.loader.batches(step, step + 1)).totals.upcoming
-    if upcoming is not None:
-        engine.run.loader.note(upcoming)
-    return _on_cpu((name, one.grad) for name, one in model.named_parameters() if one.grad is not None)
+    Buffers do not change, and a stream is read from here again afterwards. Collective.
+    """
+    model, loader, state = engine.training.model, engine.run.loader, engine.run.loader.state
+    here = {} if state is None else state.state_dict()
+    for step in steps:
+        if loader.is_over:
+            break
+        with kept_buffers([model]):
+            upcoming = engine.step.gradient(step, loader.batches(step, step + 1)).totals.upcoming
+        if upcoming is not None:
+            loader.note(upcoming)
+        yield (
+            step,
+            _on_cpu((name, one.grad) for name, one in model.named_parameters() if one.grad is not None),
+        )
+    if state is not None:
+        state.load_state_dict(here)
 
 
 def _absolute(gradient: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Runs the probes on one layout, then a few steps in `exact`, and the same steps in `close`."""
 
 import logging
+import os
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -72,6 +73,12 @@ class VerifyJob(Job):
     resume_from: str | None = None
     """Name of a layout: then this job runs no probes, and goes on from the checkpoint of that layout."""
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """See `Job`; in the repeat sets have another order, even where the environment fixes one."""
+        seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+        return super().variables | ({"PYTHONHASHSEED": seed} if self.is_repeat else {})
+
     def log_file(self, rank: int) -> Path:
         """See `Job`."""
         return self.folder / f"{self.name}-{rank}.log"
@@ -120,7 +127,6 @@ class VerifyJob(Job):
         """Take the steps, or their second half from the checkpoint that another layout saved half-way."""
         run = build_run(self.config, world)
         training, task = run.training, run.training.runner.task
-        eval_datasets = {} if run.evaluation is None else run.evaluation.datasets
         steps = steps_of(run.loader, self.num_steps, run.last_step)
         half = len(steps) // 2
         trace = Trace()
@@ -137,12 +143,13 @@ class VerifyJob(Job):
                 trace.steps.append(step)
                 if self.resume_from is None and len(trace.steps) == half:
                     # A run evaluates between its steps, which may depend on what that changes.
-                    self._evaluate(eval_datasets, engine, world)
+                    self._evaluate(engine, world)
                     saver = Saver(self._checkpoints(self.name), world, keep_last=1, keep_best=0, sign=1)
                     saver.save(engine.run.state.take(), Manifest(steps[half], None, engine.run.identity, ()))
                     saver.finish()
                     trace.at_checkpoint = self._state_of(training)
-            self._finish_trace(trace, eval_datasets, engine, world)
+            trace.evaluation = self._evaluate_at_end(engine, world)
+            trace.hidden = self._hidden(training)
             trace.changed = changed(hidden, hidden_state(training.model, task=task))
             result.updates = probe_updates(training) if self.is_reference else None
         result.trace = trace
@@ -155,24 +162,18 @@ class VerifyJob(Job):
         """Return where a layout saves."""
         return CheckpointFolder(self.folder / f"checkpoints-{name}")
 
-    def _finish_trace(
-        self, trace: Trace, eval_datasets: Mapping[str, Any], engine: Engine, world: World
-    ) -> None:
-        """Evaluate, and note the values outside of parameters and buffers."""
-        training = engine.training
+    def _evaluate_at_end(self, engine: Engine, world: World) -> dict[str, float]:
+        """Evaluate, without eval datasets on the training data, where the reference can."""
         no_loss = self.folder / "no-loss"
-        if eval_datasets:
-            trace.evaluation = self._evaluate(eval_datasets, engine, world)
-        elif not no_loss.exists():
-            try:
-                # Metrics may not take its batches.
-                sets = {"training data": engine.run.loader.reader.dataset}
-                trace.evaluation = self._evaluate(sets, engine, world, has_metrics=False)
-            except Exception:  # a task need not have a loss in evaluation mode if it never evaluates
-                if not self.is_reference:
-                    raise
-                no_loss.touch()
-        trace.hidden = self._hidden(training)
+        if engine.run.evaluation is not None or no_loss.exists():
+            return self._evaluate(engine, world)
+        try:
+            return self._evaluate(engine, world, {"training data": engine.run.loader.reader.dataset})
+        except Exception:  # a task need not have a loss in evaluation mode if it never evaluates
+            if not self.is_reference:
+                raise
+            no_loss.touch()
+            return {}
 
     def _hidden(self, training: Training) -> dict[str, str]:
         """Return the digests of all values outside of parameters and buffers."""
@@ -185,12 +186,14 @@ class VerifyJob(Job):
         return buffers | self._hidden(training)
 
     def _evaluate(
-        self, datasets: Mapping[str, Any], engine: Engine, world: World, *, has_metrics: bool = True
+        self, engine: Engine, world: World, others: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
+        """Evaluate on the eval datasets, or on others, whose batches metrics may not take."""
         lanes, model, batch = engine.training.runner, engine.training.evaluated_model, self.config.batch
+        datasets = others or (engine.run.evaluation.datasets if engine.run.evaluation else {})
         with engine.run.evaluation_weights():
             return evaluate_batch(
-                lanes, model, datasets, world, batch, engine.reducer, has_metrics=has_metrics
+                lanes, model, datasets, world, batch, engine.reducer, has_metrics=others is None
             )
 
     def _judge_close(self, world: World) -> CloseResult:
@@ -203,7 +206,7 @@ class VerifyJob(Job):
             if self.is_reference:
                 write_reference(self.folder, engine, world, steps)
                 return CloseResult()
-            return judge(self.folder, engine, world, steps, config.batch.num_lanes)
+            return judge(self.folder, engine, world, steps)
 
 
 @contextmanager

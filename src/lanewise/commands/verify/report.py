@@ -9,7 +9,7 @@ from rich.table import Table
 from lanewise.commands.verify.diagnose import Finding
 from lanewise.commands.verify.evidence import LayoutResult
 from lanewise.commands.verify.trace import CHECKS, StepTrace
-from lanewise.config import RunConfig
+from lanewise.config import ALONE, RunConfig
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class VerifyReport:
         reducer = self.config.distributed.reducer
         return (
             f"steps {', '.join(steps) or '-'}; {batch.num_lanes} lanes; precision {self.config.precision}; "
-            f"reducer {'ddp' if reducer == 'single' else reducer}; compared with one process, byte for byte"
+            f"reducer {'ddp' if reducer == ALONE else reducer}; compared with one process, byte for byte"
         )
 
     def table(self) -> Table:

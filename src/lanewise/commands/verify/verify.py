@@ -1,8 +1,6 @@
 """Runs one layout after the other, compares them, and reports the causes of their differences."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lanewise.commands.jobs.start import prepare_workers, start
@@ -11,7 +9,7 @@ from lanewise.commands.verify.diagnose import diagnose, notes
 from lanewise.commands.verify.evidence import Evidence, LayoutResult
 from lanewise.commands.verify.job import RankResult, VerifyJob
 from lanewise.commands.verify.report import VerifyReport
-from lanewise.config import DistributedConfig, RunConfig
+from lanewise.config import ALONE, DistributedConfig, RunConfig
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.lanes import lane_ranges
 from lanewise.launch.scratch import temporary_folder
@@ -68,8 +66,7 @@ def verify(
             )
             for number, count in enumerate(counts)
         ]
-        with _environment(**_variables_of(jobs[1])):  # it has a server of its own
-            prepare_workers(config.distributed.threads, "exact", *MODULES)
+        prepare_workers(jobs[1].variables, *MODULES)  # it has a server of its own
         layouts: list[LayoutResult] = []
         for name, job in zip(names, jobs, strict=True):
             show(name)
@@ -79,25 +76,6 @@ def verify(
     evidence = Evidence(layouts, _left_out(config.distributed))
     findings = diagnose(evidence)
     return VerifyReport(config, layouts, findings, notes(evidence, findings))
-
-
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for the processes that are started."""
-    before = {name: os.environ[name] for name in variables if name in os.environ}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            del os.environ[name]
-        os.environ.update(before)
-
-
-def _variables_of(job: VerifyJob) -> dict[str, str]:
-    """Return what gives sets another order in the repeat, even where the environment fixes one."""
-    fixed = os.environ.get("PYTHONHASHSEED")
-    return {"PYTHONHASHSEED": "2" if fixed == "1" else "1"} if job.is_repeat else {}
 
 
 def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Callable[[str], None]) -> None:
@@ -114,8 +92,7 @@ def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Ca
 def _run(name: str, job: VerifyJob, reference: LayoutResult | None) -> LayoutResult:
     """Run a layout, and compare it with the reference. The reference itself must not fail."""
     try:
-        with _environment(**_variables_of(job)):
-            results: list[RankResult] = start(job, is_fresh=True)
+        results: list[RankResult] = start(job, is_fresh=True)
     except LaunchError as error:
         if reference is None:
             raise
@@ -138,12 +115,12 @@ def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
     devices: int | tuple[str, ...] = num_devices
     if num_accelerators and num_devices > num_accelerators:
         devices = tuple(f"{accelerator_type()}:{rank % num_accelerators}" for rank in range(num_devices))
-    reducer = "ddp" if config.distributed.reducer == "single" else config.distributed.reducer
+    reducer = "ddp" if config.distributed.reducer == ALONE else config.distributed.reducer
     distributed = replace(
         config.distributed.on_this_machine(),
         devices=devices,
         equality="exact",
-        reducer=reducer if num_devices > 1 else "single",
+        reducer=reducer if num_devices > 1 else ALONE,
         fsdp=replace(config.distributed.fsdp, cpu_offload=False),  # which changes where, not what
         compression=None,
         sync_batch_norm=False,
