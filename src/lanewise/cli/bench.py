@@ -1,6 +1,5 @@
 """`lanewise bench CONFIG`."""
 
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,12 +7,10 @@ from typing import Any, get_args
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_counts, read_path
 from lanewise.cli.plan import amount
-from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
+from lanewise.cli.result import CONFIG, JSON, require_no_world, show_result, showing_progress
 from lanewise.config import ReducerName, RunConfig, pinned_variables
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
-from lanewise.launch.scratch import temporary_folder
-from lanewise.processes.world.environment import Environment
 from lanewise.runs.file import read_json, reason
 
 _REDUCERS_THERE_ARE: tuple[ReducerName, ...] = get_args(ReducerName)
@@ -48,12 +45,10 @@ _TUNE = flag("--tune", "then tries what makes the fastest mode faster and leaves
 
 def bench(arguments: Arguments) -> int:
     """Measure all modes; the exit code is 1 if none could be measured, or one is slower than before."""
-    if Environment.from_env(os.environ) is not None:
-        raise ConfigError("bench starts its own processes: run it without torchrun, srun or mpirun.")
+    require_no_world("bench starts its own processes")
 
     def configure(overrides: Sequence[Override]) -> RunConfig:
-        given = [*arguments.overrides, *overrides]
-        return load_config(arguments[CONFIG], given)
+        return load_config(arguments[CONFIG], [*arguments.overrides, *overrides])
 
     json_file = arguments[JSON]
     if json_file is not None and not json_file.absolute().parent.is_dir():
@@ -62,7 +57,7 @@ def bench(arguments: Arguments) -> int:
         )
     before = _read(file) if (file := arguments[_COMPARE]) is not None else None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends it as Ctrl-C does
-    with temporary_folder() as folder, showing_progress() as show:
+    with showing_progress() as show:
         config = configure([])
         show(f"importing {config.task.class_path}")
         from lanewise.commands.bench import MODULES
@@ -82,7 +77,6 @@ def bench(arguments: Arguments) -> int:
             configure,
             arguments[_DEVICES] or (1, num_accelerators or 2),
             arguments[_REDUCERS],
-            folder,
             seconds=arguments[_SECONDS] or 60.0,
             tunes=arguments[_TUNE],
             show=show,

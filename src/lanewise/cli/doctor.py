@@ -1,13 +1,10 @@
 """`lanewise doctor [CONFIG]`."""
 
-import os
-
 from lanewise.cli.arguments import Argument, Arguments, Command
 from lanewise.cli.plan import amount
-from lanewise.cli.result import JSON, show_result, showing_progress
+from lanewise.cli.result import JSON, require_no_world, show_result, showing_progress
 from lanewise.config.load import load_config
 from lanewise.errors import ConfigError
-from lanewise.processes.world.environment import Environment
 
 _CONFIG = Argument[str | None](
     "CONFIG", "the configuration whose hosts are looked at; left out: this machine alone", default=None
@@ -19,8 +16,7 @@ _EXPECTED = amount(
 
 def doctor(arguments: Arguments) -> int:
     """Look at hosts; the exit code is 1 if something is wrong."""
-    if Environment.from_env(os.environ) is not None:
-        raise ConfigError("doctor starts its own processes: run it without torchrun, srun or mpirun.")
+    require_no_world("doctor starts its own processes")
     file = arguments[_CONFIG]
     if file is None and arguments.overrides:
         raise ConfigError(f"--{arguments.overrides[0].key} is a key of a configuration. Name CONFIG first.")

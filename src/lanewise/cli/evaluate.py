@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +36,19 @@ def evaluate(arguments: Arguments) -> int:
     job = evaluate_job(
         arguments[RUN_OR_MODEL], arguments.overrides, trust=arguments[TRUST], weights=arguments[WEIGHTS]
     )
-    run_command(job, _Shown(job.model_file, arguments[JSON]), is_dry=arguments[DRY_RUN])
+    run_command(job, partial(_show, job.model_file, arguments[JSON]), is_dry=arguments[DRY_RUN])
     return 0
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """Shows the values of a model, and writes them to a file if there is one."""
-
-    model_file: Path
-    json_file: Path | None
-
-    def __call__(self, result: Mapping[str, Any]) -> None:
-        counts = ", ".join(f"{number:,} of {name}" for name, number in result["num_samples"].items())
-        print(f"{self.model_file} on samples: {counts}")
-        width = max(map(len, result["values"]))
-        for name, value in result["values"].items():
-            print(f"{name:<{width}}  {value:.6g}")
-        if self.json_file is not None:
-            found = {"model": str(self.model_file), **result}
-            replace_text(self.json_file, json.dumps(found, indent=1) + "\n")
+def _show(model_file: Path, json_file: Path | None, result: Mapping[str, Any]) -> None:
+    """Show the values of a model, and write them to a file if there is one."""
+    counts = ", ".join(f"{number:,} of {name}" for name, number in result["num_samples"].items())
+    print(f"{model_file} on samples: {counts}")
+    width = max(map(len, result["values"]))
+    for name, value in result["values"].items():
+        print(f"{name:<{width}}  {value:.6g}")
+    if json_file is not None:
+        replace_text(json_file, json.dumps({"model": str(model_file), **result}, indent=1) + "\n")
 
 
 COMMAND = Command(

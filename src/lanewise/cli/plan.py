@@ -1,19 +1,17 @@
 """`lanewise plan CONFIG`."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_counts
 from lanewise.cli.evaluate import TRUST
-from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
+from lanewise.cli.result import CONFIG, JSON, require_no_world, show_result, showing_progress
 from lanewise.config.check import expand_user
 from lanewise.config.load import Override, load_config
 from lanewise.config.trust import distrust
 from lanewise.errors import ConfigError
-from lanewise.processes.world.environment import Environment
 from lanewise.runs.dir import RunDir
 
 
@@ -51,8 +49,7 @@ _OF_TABLE = (_DEVICES, _MEMORY, _LINK, _TFLOPS, _TIME_LANE, _PARTS)
 
 def plan(arguments: Arguments) -> int:
     """Say what a run needs; the exit code is 1 if nothing fits."""
-    if Environment.from_env(os.environ) is not None:
-        raise ConfigError("plan runs in one process: run it without torchrun, srun or mpirun.")
+    require_no_world("plan runs in one process")
     if arguments[_TFLOPS] is not None and arguments[_TIME_LANE]:
         raise ConfigError("--tflops and --time-lane both give the time of a lane: leave one of them out.")
     # The numbers of devices are those of --devices.

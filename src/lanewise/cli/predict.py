@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +39,14 @@ def predict(arguments: Arguments) -> int:
         predicts=True,
         dataset=arguments[_DATASET],
     )
-    run_command(job, _Shown(output, job.model_file), is_dry=arguments[DRY_RUN])
+    run_command(job, partial(_show, output, job.model_file), is_dry=arguments[DRY_RUN])
     return 0
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """Writes predictions to a file, in the form that its name's ending says, and says of what they are."""
-
-    path: Path
-    model_file: Path
-
-    def __call__(self, result: Mapping[str, Any]) -> None:
-        write(result["outputs"], self.path)
-        print(f"{self.path}: {len(result['outputs']):,} samples of {result['dataset']}, by {self.model_file}")
+def _show(path: Path, model_file: Path, result: Mapping[str, Any]) -> None:
+    """Write predictions to a file, and say of what they are."""
+    write(result["outputs"], path)
+    print(f"{path}: {len(result['outputs']):,} samples of {result['dataset']}, by {model_file}")
 
 
 def write(predictions: Sequence[Any], path: Path) -> None:

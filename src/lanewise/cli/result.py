@@ -1,6 +1,7 @@
 """Shows the result of a command: on the terminal, and as JSON in a file."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -8,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lanewise.cli.arguments import Argument, read_path
-from lanewise.errors import wrapped
+from lanewise.errors import ConfigError, wrapped
+from lanewise.processes.world.environment import Environment
 from lanewise.runs.file import writing
 
 if TYPE_CHECKING:
@@ -56,6 +58,16 @@ def print_table(table: "RenderableType") -> None:
         console.print(table)
     for line in captured.get().splitlines():
         print(line.rstrip())
+
+
+def require_no_world(what: str) -> None:
+    """Raise ConfigError where torchrun, srun or mpirun started this process.
+
+    Args:
+        what: which command does what by itself, as the beginning of a sentence.
+    """
+    if Environment.from_env(os.environ) is not None:
+        raise ConfigError(f"{what}: run it without torchrun, srun or mpirun.")
 
 
 @contextmanager

@@ -1,14 +1,11 @@
 """`lanewise verify CONFIG`."""
 
-import os
 from collections.abc import Sequence
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_counts
-from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
+from lanewise.cli.result import CONFIG, JSON, require_no_world, show_result, showing_progress
 from lanewise.config import pinned_variables
 from lanewise.config.load import Override, load_config
-from lanewise.errors import ConfigError
-from lanewise.processes.world.environment import Environment
 
 _DEVICES = Argument[Sequence[int]](
     "--devices", "numbers of processes to compare with one; 1,2 if left out", "A,B", read_counts, (1, 2)
@@ -25,8 +22,7 @@ _RESUME = flag("--resume", "also goes on from a checkpoint of another number of 
 
 def verify(arguments: Arguments) -> int:
     """Compare numbers of devices; the exit code is 1 if something differs."""
-    if Environment.from_env(os.environ) is not None:
-        raise ConfigError("verify starts its own processes: run it without torchrun, srun or mpirun.")
+    require_no_world("verify starts its own processes")
     # The numbers of devices are those of --devices.
     config = load_config(arguments[CONFIG], [*arguments.overrides, Override("distributed.devices", "null")])
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from lanewise.cli.main import main
-from lanewise.cli.predict import _Shown, write
+from lanewise.cli.predict import _show, write
 from lanewise.errors import TaskError
 
 
@@ -73,8 +73,8 @@ def test_json_has_no_complex_numbers(tmp_path):
 
 
 def test_it_says_how_many_samples_of_which_dataset_and_by_which_weights(tmp_path, capsys):
-    shown = _Shown(tmp_path / "out.jsonl", tmp_path / "model.safetensors")
-    shown({"dataset": "held_out", "outputs": [torch.zeros(1)] * 1200})
+    result = {"dataset": "held_out", "outputs": [torch.zeros(1)] * 1200}
+    _show(tmp_path / "out.jsonl", tmp_path / "model.safetensors", result)
     assert capsys.readouterr().out == (
         f"{tmp_path / 'out.jsonl'}: 1,200 samples of held_out, by {tmp_path / 'model.safetensors'}\n"
     )

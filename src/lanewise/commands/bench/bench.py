@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from lanewise.commands.bench.hosts import measure_on_hosts, modes_on_hosts
 from lanewise.commands.bench.job import BenchJob
@@ -30,7 +29,6 @@ def bench(
     configure: Configure,
     devices: Sequence[int],
     reducers: Sequence[ReducerName],
-    folder: Path,
     *,
     seconds: float,
     tunes: bool = False,
@@ -42,7 +40,6 @@ def bench(
         configure: gives the run; nothing is written to its run_dir.
         devices: numbers of devices of this machine; on other hosts they are those of the configuration.
         reducers: those to measure, where they can have so many devices.
-        folder: where sockets may lie.
         seconds: when rounds end, although some rows may be noisy still; trials have as many besides.
         tunes: whether to try what makes the fastest mode faster and leaves its model the same.
         show: see `Show`.
@@ -71,7 +68,7 @@ def bench(
     report = BenchReport(config, rows, why_no_plan, trials=[] if tunes else None)
     try:
         if is_here:
-            _measure_here(rows, configure, folder, begin + seconds, show)
+            _measure_here(rows, configure, begin + seconds, show)
         else:
             measure_on_hosts(rows, configure, begin + seconds, show)
         if report.trials is not None and report.fastest is not None:
@@ -85,7 +82,6 @@ def bench(
                 jobs_of(mode, configure)[0].config,
                 lambda overrides: jobs_of(mode, lambda more: configure([*overrides, *more])),
                 built[0].block_classes if built else (),
-                folder,
                 seconds=seconds,
                 show=show,
             ):
@@ -122,9 +118,7 @@ def _row(mode: Mode, config: RunConfig, plan: Plan | None) -> BenchRow:
     return row
 
 
-def _measure_here(
-    rows: Mapping[Mode, BenchRow], configure: Configure, folder: Path, end: float, show: Show
-) -> None:
+def _measure_here(rows: Mapping[Mode, BenchRow], configure: Configure, end: float, show: Show) -> None:
     """Measure on this machine, group after group; the sides of a group stay warm beside each other."""
     waiting, begin = list(rows.values()), time.monotonic()
     while waiting:
@@ -133,7 +127,7 @@ def _measure_here(
             while waiting and _have_room(sides.values()):
                 row = waiting.pop(0)
                 show(f"starting {row.mode}")
-                side = start(row, partial(jobs_of, row.mode, configure), folder)
+                side = start(row, partial(jobs_of, row.mode, configure))
                 if side is not None:
                     sides[row] = side
                     stack.callback(side.close)

@@ -1,18 +1,53 @@
-"""Compares a measurement with an earlier one of the same machine."""
+"""Names the machine and the versions on which a speed depends, and compares with an earlier measurement."""
 
+import os
+import platform
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from lanewise.commands.bench.job import LEAST_ROUNDS
-from lanewise.commands.bench.machine import describe_machine, describe_work
 from lanewise.commands.bench.rounds import rate
 from lanewise.commands.bench.row import STEADY
 from lanewise.config import RunConfig
 from lanewise.errors import ConfigError
+from lanewise.processes.device.accelerator import device_name
+from lanewise.processes.device.choice import accelerator_type, count_accelerators
 
 _FASTEST = 1e300
 """In samples per second; a number of JSON may be one that no float can be."""
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the processor, its cores and the accelerators."""
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError):
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        processor = found[1] if found else processor
+    kind = accelerator_type()
+    devices = [device_name(torch.device(f"{kind}:{index}")) for index in range(count_accelerators())]
+    return {"processor": processor, "cores": os.cpu_count(), "accelerators": devices}
+
+
+def describe_work(config: RunConfig) -> dict[str, Any]:
+    """Return what a step trains, as far as another value makes it another step."""
+    return {
+        "task": config.task.class_path,
+        **asdict(config.batch),
+        "precision": config.precision,
+        "threads": config.distributed.threads,
+    }
+
+
+def describe_versions() -> dict[str, str]:
+    """Return those of this library, of torch and of Python."""
+    return {name: version(name) for name in ("lanewise", "torch")} | {"python": platform.python_version()}
 
 
 class Change(NamedTuple):
@@ -50,8 +85,13 @@ def require_comparable(before: Any, config: RunConfig) -> None:
         ConfigError: it is something else, or of another machine or work.
     """
     with _reading(before):
-        for key, now in (("machine", describe_machine()), ("work", describe_work(config))):
-            _require_equal(before[key], now)
+        earlier, now = before["machine"] | before["work"], describe_machine() | describe_work(config)
+        if differing := [name for name in {**earlier, **now} if earlier.get(name) != now.get(name)]:
+            name = differing[0]
+            raise ConfigError(
+                f"--compare needs a measurement of the same machine and work: got {name} {earlier.get(name)} "
+                f"before, and {now.get(name)} now. Measure the earlier version here."
+            )
         list(compare(before, {"rows": []}))
 
 
@@ -104,13 +144,3 @@ def _reading(before: Any) -> Iterator[None]:
             "--compare needs what an earlier `lanewise bench --json` wrote: got "
             f"{type(before).__name__} without {error}. Write it anew."
         ) from None
-
-
-def _require_equal(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    differing = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    if differing:
-        name = differing[0]
-        raise ConfigError(
-            f"--compare needs a measurement of the same machine and work: got {name} {before.get(name)} "
-            f"before, and {after.get(name)} now. Measure the earlier version here."
-        )

@@ -8,9 +8,8 @@ from typing import Any, TypeAlias
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from lanewise.commands.bench.compare import Change
+from lanewise.commands.bench.compare import Change, describe_machine, describe_versions, describe_work
 from lanewise.commands.bench.job import LEAST_ROUNDS, NUM_FIRST_STEPS
-from lanewise.commands.bench.machine import describe_machine, describe_versions, describe_work
 from lanewise.commands.bench.modes import GRADES, Mode, left_out, overrides_of
 from lanewise.commands.bench.rounds import rate
 from lanewise.commands.bench.row import STEADY, BenchRow

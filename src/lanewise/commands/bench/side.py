@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, final
-from uuid import uuid4
 
 from lanewise.commands.bench.connection import JsonConnection, listen
 from lanewise.commands.bench.job import LEAST_ROUNDS, LEAST_STEPS, BenchJob, First, Turn, steps_of_turn
@@ -20,6 +19,7 @@ from lanewise.commands.jobs.start import launch
 from lanewise.errors import LanewiseError, LaunchError, text_of
 from lanewise.launch import LocalLauncher
 from lanewise.launch.fork_client import end_servers
+from lanewise.launch.scratch import temporary_folder
 
 Show = Callable[[str], None]
 """Is told what is being done."""
@@ -34,18 +34,18 @@ class Side:
 
     Args:
         jobs: one for each world.
-        address: the path of no file, with which those of sockets may begin.
 
     Raises:
         LanewiseError: what the first failing process said.
     """
 
-    def __init__(self, jobs: Sequence[BenchJob], address: Path) -> None:
+    def __init__(self, jobs: Sequence[BenchJob]) -> None:
         self._stack = ExitStack()
         self._worlds: list[_World] = []
         try:
+            folder = self._stack.enter_context(temporary_folder())
             for number, job in enumerate(jobs):
-                world = _World(job, address.with_suffix(f".{number}"))
+                world = _World(job, folder / str(number))
                 self._stack.callback(world.close)
                 self._worlds.append(world)
             self.firsts: list[First] = sorted(
@@ -145,16 +145,15 @@ class _World:
             self._thread.join()
 
 
-def start(row: BenchRow, jobs: Callable[[], Sequence[BenchJob]], folder: Path) -> Side | None:
+def start(row: BenchRow, jobs: Callable[[], Sequence[BenchJob]]) -> Side | None:
     """Start the processes of a row; None where they fail, which the row notes.
 
     Args:
         row: of these processes.
         jobs: returns the job of each of their worlds.
-        folder: where sockets may lie.
     """
     try:
-        side = Side(jobs(), folder / uuid4().hex[:8])
+        side = Side(jobs())
     except LanewiseError as error:
         row.failure = text_of(error)
         return None

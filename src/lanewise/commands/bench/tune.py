@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from lanewise.commands.bench.job import BenchJob
@@ -43,7 +43,6 @@ def tune(
     config: RunConfig,
     build_jobs: Callable[[Sequence[Override]], Sequence[BenchJob]],
     block_classes: Sequence[str],
-    folder: Path,
     *,
     seconds: float,
     show: Show,
@@ -55,7 +54,6 @@ def tune(
         config: the run, in that mode.
         build_jobs: returns the jobs of the mode with some overrides.
         block_classes: classes of the model's modules that may be blocks.
-        folder: where sockets may lie.
         seconds: for all trials.
         show: see `Show`.
     """
@@ -63,7 +61,7 @@ def tune(
     for change in _changes(config, block_classes):
         show(f"trying --{change.key}={change.text}")
         end = time.monotonic() + seconds / _NUM_TRIALS
-        trial = _try(fastest, build_jobs, kept, change, folder, end)
+        trial = _try(fastest, build_jobs, kept, change, end)
         yield trial
         if trial.is_kept:
             kept = [*(one for one in kept if one.key != change.key), change]
@@ -91,7 +89,6 @@ def _try(
     build_jobs: Callable[[Sequence[Override]], Sequence[BenchJob]],
     kept: Sequence[Override],
     change: Override,
-    folder: Path,
     end: float,
 ) -> Trial:
     """Let the run with the change and the run without it take turns."""
@@ -100,7 +97,7 @@ def _try(
     with ExitStack() as stack:
         sides = {}
         for row, given in overrides.items():
-            side = start(row, lambda given=given: build_jobs(given), folder)  # type: ignore[misc]
+            side = start(row, partial(build_jobs, given))
             if side is None:
                 return Trial(change, is_kept=False, failure=row.failure)
             stack.callback(side.close)

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -12,7 +12,6 @@ from typing import Any, ClassVar, final
 import torch
 import torch.distributed as dist
 
-from lanewise.commands.doctor.rounds import rounds_of_pairs
 from lanewise.commands.jobs.job import Job
 from lanewise.errors import WorldError
 from lanewise.processes.device.accelerator import device_name
@@ -84,15 +83,15 @@ class Measurement:
 
     equipment: Sequence[Equipment]
     """Of each host."""
-    backend: str
-    """Empty for a single process."""
-    all_reduce: TimedAllReduce | None
-    """None for a single process, to which there is nothing to measure."""
-    links: Sequence[Link]
-    differing: str | None
-    """Why `exact` can't hold on these machines, where it was asked for."""
     shares_memory: bool
     """Whether processes that train send through shared memory, which is not measured."""
+    backend: str = ""
+    """Empty for a single process."""
+    all_reduce: TimedAllReduce | None = None
+    """None for a single process, to which there is nothing to measure."""
+    links: Sequence[Link] = ()
+    differing: str | None = None
+    """Why `exact` can't hold on these machines, where it was asked for."""
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> "Measurement":
@@ -123,45 +122,39 @@ class MeasureJob(Job):
         """See `Job`."""
         hosts = [list(range(*bounds)) for bounds in pairwise(accumulate(self.sizes, initial=0))]
         equipment = world.all_gather_tree(asdict(_equipment(world.device)))
-        found = {
-            "equipment": [equipment[ranks[0]] for ranks in hosts],
-            "backend": "",
-            "all_reduce": None,
-            "links": [],
-            "differing": None,
-            "shares_memory": world.shared_memory is not None,
-        }
+        of_hosts = [Equipment(**equipment[ranks[0]]) for ranks in hosts]
+        found = Measurement(of_hosts, shares_memory=world.shared_memory is not None)
         if world.world_size == 1:
-            return found
+            return asdict(found)
+        differing = None
         if self.needs_equal_machines:
             try:
                 require_equal_machines(world)
             except WorldError as error:
-                found["differing"] = str(error)
+                differing = str(error)
         backend = dist.get_backend()
         device = torch.device("cpu") if backend == "gloo" else world.device
         ends = hosts if len(hosts) > 1 else [[rank] for rank in hosts[0]]
-        all_reduce = asdict(_time_all_reduce(world, device))
-        links = [asdict(link) for link in _links(world, device, ends)]
-        return {**found, "backend": backend, "all_reduce": all_reduce, "links": links}
+        all_reduce = _time_all_reduce(world, device)
+        links = list(_links(world, device, ends))
+        return asdict(
+            replace(found, backend=backend, all_reduce=all_reduce, links=links, differing=differing)
+        )
 
 
 def _equipment(device: torch.device) -> Equipment:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    gbit = None
+    gbit, memory = None, None
     with suppress(OSError, ValueError):
         megabits = int(Path("/sys/class/net", interface, "speed").read_text())
         gbit = megabits / 1e3 if megabits > 0 else None
     if device.type == "cpu":
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return Equipment([f"cpu, {len(os.sched_getaffinity(0))} cores"], memory, interface, gbit)
-    there = [torch.device(f"{accelerator_type()}:{index}") for index in range(count_accelerators())]
-    module = torch.get_device_module(device)
-    try:
-        of_device = int(module.get_device_properties(device).total_memory)
-    except AttributeError:  # as on mps
-        return Equipment([device_name(one) for one in there], None, interface, gbit)
-    return Equipment([device_name(one) for one in there], of_device, interface, gbit)
+    with suppress(AttributeError):  # as on mps
+        memory = int(torch.get_device_module(device).get_device_properties(device).total_memory)
+    there = (torch.device(f"{accelerator_type()}:{index}") for index in range(count_accelerators()))
+    return Equipment(list(map(device_name, there)), memory, interface, gbit)
 
 
 def _time_all_reduce(world: World, device: torch.device) -> TimedAllReduce:
@@ -200,6 +193,19 @@ def _links(world: World, device: torch.device, ends: Sequence[Sequence[int]]) ->
             for way in ways:
                 rates, latencies = zip(*(one[2:] for one in told if tuple(one[:2]) == way), strict=True)
                 yield Link(*way, sum(rates), len(rates), min(latencies))
+
+
+def rounds_of_pairs(count: int) -> Iterator[Sequence[tuple[int, int]]]:
+    """Yield the rounds of a round-robin tournament: every pair comes once, and nobody twice in a round.
+
+    There are count - 1 rounds for an even number, and count for an odd one, of which each leaves one out.
+    """
+    places = list(range(count + count % 2))
+    for _ in places[1:]:
+        half = len(places) // 2
+        pairs = zip(places[:half], reversed(places[half:]), strict=True)
+        yield [(min(pair), max(pair)) for pair in pairs if max(pair) < count]
+        places[1:] = [places[-1], *places[1:-1]]  # the first one stays, the others go round
 
 
 def _send(receiver: int, buffer: torch.Tensor) -> tuple[float, float]:

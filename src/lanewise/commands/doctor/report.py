@@ -13,6 +13,7 @@ from lanewise.commands.doctor.measure import Equipment, Link, Measurement
 from lanewise.launch.agree import Fault
 from lanewise.launch.hello import Hello
 
+_VERSIONS = ("python", "lanewise", "torch")
 _MOST_LINKS = 12
 """How many are shown; of more, the slowest. The file of --json has all."""
 
@@ -106,9 +107,7 @@ class Report:
         hello, equipment, clock = host.hello, host.equipment, host.clock
         cells = {
             "host": host.name,
-            "python": hello.python if hello else "",
-            "lanewise": hello.lanewise if hello else "",
-            "torch": hello.torch if hello else "",
+            **{name: getattr(hello, name, "") for name in _VERSIONS},
             "devices": _describe(equipment) if equipment else "",
         }
         if len(self.hosts) > 1:
@@ -147,9 +146,7 @@ class Report:
         hello, clock = host.hello, host.clock
         return {
             "name": host.name,
-            **(
-                {} if hello is None else {key: getattr(hello, key) for key in ("python", "lanewise", "torch")}
-            ),
+            **{name: getattr(hello, name) for name in _VERSIONS if hello},
             "address": host.address,
             "clock": clock and clock._asdict(),
             "equipment": host.equipment and asdict(host.equipment),

@@ -172,8 +172,8 @@ def evaluate(
         ConfigError: if code that came with the run would run, and `trust` is not set.
         LaunchError: what the first failing process said.
     """
-    result = _run_model(run_or_model, task, weights, devices, trust=trust)
-    values: dict[str, float] = result["values"]
+    found = _run_model(run_or_model, devices, task=task, weights=weights, trust=trust)
+    values: dict[str, float] = found["values"]
     return values
 
 
@@ -206,8 +206,8 @@ def predict(
         ConfigError: if code that came with the run would run, and `trust` is not set.
         LaunchError: what the first failing process said.
     """
-    result = _run_model(run_or_model, task, weights, devices, trust=trust, predicts=True, dataset=dataset)
-    outputs: list[Any] = result["outputs"]
+    given = {"task": task, "weights": weights, "trust": trust}
+    outputs: list[Any] = _run_model(run_or_model, devices, predicts=True, dataset=dataset, **given)["outputs"]
     return outputs
 
 
@@ -239,31 +239,15 @@ def load(
     return task, model.eval()
 
 
-def _run_model(
-    run_or_model: str | Path,
-    task: "Task | None",
-    weights: str | Path | None,
-    devices: int | Sequence[int | str] | None,
-    *,
-    trust: bool,
-    predicts: bool = False,
-    dataset: str | None = None,
-) -> Any:
-    refuse_in_import(f"lanewise.{'predict' if predicts else 'evaluate'}")
+def _run_model(run_or_model: str | Path, devices: int | Sequence[int | str] | None, **given: Any) -> Any:
+    """Run what `evaluate_job` makes of these arguments."""
+    refuse_in_import(f"lanewise.{'predict' if 'predicts' in given else 'evaluate'}")
     overrides = []
     if devices is not None:
         value = str(devices) if isinstance(devices, int) else f"[{', '.join(map(str, devices))}]"
         overrides = [Override("distributed.devices", value)]
-    job = evaluate_job(
-        Path(run_or_model),
-        overrides,
-        task=task,
-        trust=trust,
-        weights=None if weights is None else Path(weights),
-        predicts=predicts,
-        dataset=dataset,
-    )
-    if task is None and is_of_script(job.config.task):  # which a worker must not import
+    job = evaluate_job(Path(run_or_model), overrides, **given)
+    if job.task is None and is_of_script(job.config.task):  # which a worker must not import
         check_classes(job.config, untrusted=job.untrusted)
         job = replace(job, task=build("task", job.config.task))
     return start(job, is_fresh=True)

@@ -78,7 +78,7 @@ def evaluate_job(
     *,
     task: "Task | None" = None,
     trust: bool = False,
-    weights: Path | None = None,
+    weights: str | Path | None = None,
     predicts: bool = False,
     dataset: str | None = None,
 ) -> EvaluateJob:
@@ -115,23 +115,19 @@ def evaluate_job(
     config_file = run_or_model if is_config else run_dir.config
     _require(config_file, run_or_model)
     # An evaluation normalises by running statistics, so it has none of the conditions of SyncBatchNorm.
-    of_training = [
-        Override(f"distributed.{key}", value)
-        for key, value in (
-            *(("devices", "null"), ("sync_batch_norm", "false")),
-            *(("launcher", "local"), ("hosts", "[]"), ("hostfile", "null"), ("nodes", "null")),
-        )
-    ]
+    replaced = {"devices": "null", "sync_batch_norm": "false", "launcher": "local"}
+    replaced |= {"hosts": "[]", "hostfile": "null", "nodes": "null"}
+    of_training = [Override(f"distributed.{key}", value) for key, value in replaced.items()]
     config = load_config(str(config_file), [*of_training, *overrides])
     trained = run_dir.model if config.train.ema_decay is None else run_dir.averaged_model
-    model_file = weights or (run_or_model if is_file else trained)
+    model_file = Path(weights or (run_or_model if is_file else trained))
     _require(model_file, run_or_model)
-    if task is None and (found := _find_object(config.task.init_args)):
-        raise CheckpointError(
-            f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "
-            "From Python, give evaluate or predict the task."
-        )
     if task is None:
+        if found := _find_object(config.task.init_args):
+            raise CheckpointError(
+                f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "
+                "From Python, give evaluate or predict the task."
+            )
         _require_project(config)
     untrusted: tuple[str, ...] = ()
     if not trust and not is_config:

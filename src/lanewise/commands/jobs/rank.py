@@ -33,20 +33,14 @@ def join_prepared_world(job: Job, environment: Environment) -> Any:
     distributed = job.config.distributed
     die_with_parent(os.getppid())
     pin_environment(distributed.threads, distributed.equality)
-    from lanewise.processes.watch.meeting import Meeting
-    from lanewise.processes.watch.watch import Watch
-
-    watch = Watch(Meeting(environment, distributed.start_seconds), at_end=tidy_up_at_end)
+    watch = _watch(environment, distributed.start_seconds)
     try:
         watch.begin(distributed)
         add_search_path(job.config.search_path)
         with refusing_exit(watch):  # it imports the user's modules
             job.check(environment)
             job.check_devices(environment)
-        watch.meet()
-        job = job.settled(watch.agree)
-        with job.claim(is_restarted=watch.is_restarted) if environment.rank == 0 else nullcontext():
-            return run_in_world(job, environment, folder_until_exit(), watch)
+        return _meet_and_run(job, environment, folder_until_exit(), watch, claims=environment.rank == 0)
     except PreemptedError:  # on every rank, in good order
         raise
     except BaseException as error:  # noqa: BLE001 - this process ends here
@@ -62,10 +56,23 @@ def fail_in_prepared_world(error: LanewiseError) -> None:
         environment = Environment.from_env(os.environ)
         if environment is None or environment.world_size == 1:
             return
-        from lanewise.processes.watch.meeting import Meeting
-        from lanewise.processes.watch.watch import Watch
+        _watch(environment, _SECONDS_TO_TELL).fail(error)
 
-        Watch(Meeting(environment, _SECONDS_TO_TELL)).fail(error)
+
+def _watch(environment: Environment, timeout_seconds: float | None) -> "Watch":
+    """Open the world's store, and watch this process there; see `Meeting`."""
+    from lanewise.processes.watch.meeting import Meeting
+    from lanewise.processes.watch.watch import Watch
+
+    return Watch(Meeting(environment, timeout_seconds), at_end=tidy_up_at_end)
+
+
+def _meet_and_run(job: Job, environment: Environment, folder: Path, watch: "Watch", *, claims: bool) -> Any:
+    """Meet the others, and run the job as all have settled it, on rank 0 with its claim where none has it."""
+    watch.meet()
+    job = job.settled(watch.agree)
+    with job.claim(is_restarted=watch.is_restarted) if claims else nullcontext():
+        return run_in_world(job, environment, folder, watch)
 
 
 def tidy_up_at_end(first: "Failure") -> None:
@@ -129,29 +136,21 @@ def work(file: Path) -> None:
     Args:
         file: what `lanewise.commands.jobs.start` wrote; rank 0 writes the result beside it.
     """
-    from lanewise.processes.watch.meeting import Meeting
-    from lanewise.processes.watch.watch import Watch
-
     environment = Environment.from_env(os.environ)
     assert environment is not None
-    watch = Watch(Meeting(environment, timeout_seconds=None), at_end=tidy_up_at_end)
+    watch = _watch(environment, None)
     try:
         written = pickle.loads(file.read_bytes())  # noqa: S301 - from our own parent
         is_remote = written["is_remote"]
-        own_path = sys.path if is_remote else []
-        sys.path[:] = [*written["sys.path"], *own_path]
+        sys.path[:] = [*written["sys.path"], *(sys.path if is_remote else [])]
         keep_sockets_in(file.parent)
         job = pickle.loads(written["job"])  # noqa: S301 - likewise
-        distributed = job.config.distributed
-        watch.begin(distributed)
+        watch.begin(job.config.distributed)
         if is_remote:  # the launcher has looked neither at these devices nor at the run directory
             job.check_devices(environment)
-        watch.meet()
-        job = job.settled(watch.agree)
         claims = is_remote and environment.rank == 0
         try:
-            with job.claim(is_restarted=watch.is_restarted) if claims else nullcontext():
-                result = run_in_world(job, environment, file.parent, watch)
+            result = _meet_and_run(job, environment, file.parent, watch, claims=claims)
         except PreemptedError as error:  # no failure: the agent must not start the processes again
             result = error
         if environment.rank == 0:

@@ -17,8 +17,6 @@ from lanewise.runs.file import replace_text
 from lanewise.runs.record import RunEnd, RunRecord
 
 if TYPE_CHECKING:
-    from lanewise.data.audit import AuditLog
-    from lanewise.engine.run.run import Run
     from lanewise.processes.world.world import World
     from lanewise.runs.callback import Callback
 
@@ -111,6 +109,7 @@ class TrainJob(Job):
     def run(self, world: "World") -> dict[str, Any]:
         """See `Job`."""
         from lanewise.commands.jobs.provenance import describe_start
+        from lanewise.data.audit import AuditLog
         from lanewise.engine.engine import Engine
         from lanewise.engine.run.build import build_callbacks, build_run
         from lanewise.engine.run.resume import resume_run
@@ -123,9 +122,12 @@ class TrainJob(Job):
         folder = CheckpointFolder(self.run_dir.checkpoints)
         goes_on = self.is_resumed or world.is_restarted
         first_step = resume_run(run, folder, self.allow) if goes_on else 0
-        audit = None
+        recording = {}
         if self.is_audited or self.run_dir.audit.exists():  # one with gaps would be worth nothing
-            audit = self._audit(run, first_step)
+            plan, tables = run.loader.plan()
+            plan["seed"] = self.config.train.seed
+            place = self.run_dir.audit, world.rank, world.world_size
+            recording["record"] = AuditLog(*place, first_step, plan, tables).record
         callbacks: list[Callback] = []
         start = describe_start(run, first_step)
         history, run_id = None, ""
@@ -140,8 +142,7 @@ class TrainJob(Job):
             loggers = build_loggers(self.run_dir, first_step, console, evaluates_first=evaluates_first)
             callbacks = [*loggers, *build_callbacks(self.config), *self.callbacks]
         saving = Saving(run, folder, wants_stop)
-        record = (lambda batches: batches) if audit is None else audit.record
-        engine = Engine(run, first_step=first_step, saving=saving, record=record)
+        engine = Engine(run, first_step=first_step, saving=saving, **recording)
         try:
             with training():
                 values = engine.fit(self.run_dir, callbacks, run_id)
@@ -152,11 +153,8 @@ class TrainJob(Job):
             raise
         if history is not None:  # another error's end is told by `claim`, or by what ends this process
             is_early = not engine.ends_with(engine.next_step - 1)
-            history.end(
-                RunEnd("stopped early", engine.next_step, text=engine.stop_reason)
-                if is_early
-                else RunEnd("finished", engine.next_step)
-            )
+            text = engine.stop_reason if is_early else None
+            history.end(RunEnd("stopped early" if is_early else "finished", engine.next_step, text=text))
         world.all_gather_tree(None)  # no rank goes on before the model is on disk
         best = None if run.evaluation is None else run.evaluation.best
         best_step, best_value = (None, None) if best is None else best
@@ -167,12 +165,3 @@ class TrainJob(Job):
             "best_step": best_step,
             "best_value": best_value,
         }
-
-    def _audit(self, run: "Run", first_step: int) -> "AuditLog":
-        """Begin the audit, or go on with it."""
-        from lanewise.data.audit import AuditLog
-
-        plan, tables = run.loader.plan()
-        plan["seed"] = self.config.train.seed
-        world = run.world
-        return AuditLog(self.run_dir.audit, world.rank, world.world_size, first_step, plan, tables)

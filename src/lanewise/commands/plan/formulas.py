@@ -3,13 +3,13 @@
 Each formula lists the moments of a step at which most memory may be in use; the largest of them counts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from lanewise.commands.plan.memory import Measured, Memory, Moments, Setting, updated_parts
 from lanewise.commands.plan.pending import pending_counts, pending_sums
 from lanewise.commands.plan.sharded import moments_of_fsdp
-from lanewise.config import ReducerName
+from lanewise.config import ReducerKind
 
 
 def peak_memory(measured: Measured, setting: Setting) -> Memory:
@@ -27,11 +27,19 @@ def peak_memory(measured: Measured, setting: Setting) -> Memory:
         average=parameters + measured.buffer_bytes if measured.has_average and not is_on_host else 0,
         buffers=measured.buffer_bytes * (num_replicas + 1) + measured.changed_buffer_bytes * num_kept,
     )
-    moments = list(_MOMENTS[setting.reducer](measured, setting, throughout))
+    moments = list(_moments_of(setting.kind)(measured, setting, throughout))
     if not is_on_host:
         gradients = sum(one.shard_bytes(num_parts) for one in measured.weights if one.is_trained)
         moments.append(replace(throughout, gradients=gradients, temporary=update.temporary_bytes))
     return max(moments, key=lambda memory: memory.num_bytes)
+
+
+def _moments_of(kind: ReducerKind) -> Callable[[Measured, Setting, Memory], Moments]:
+    """Return the formula of a reducer, by what it says of itself."""
+    if kind.shards_weights:
+        return moments_of_fsdp
+    formulas = {"device": _moments_of_single, "process": _moments_of_replicas, "processes": _moments_of_ddp}
+    return formulas[kind.runs_on]
 
 
 def _moments_of_single(measured: Measured, setting: Setting, throughout: Memory) -> Moments:
@@ -109,12 +117,3 @@ def _moments_of_replicas(measured: Measured, setting: Setting, throughout: Memor
         gathered = num_gathered * (tape.output_bytes + tape.loss_bytes)
         peak, gradients = (again, size) if adds_lanes else (first, pending + first.added_bytes)
         yield replace(throughout, gradients=gradients, activations=gathered + peak.lane_bytes)
-
-
-_MOMENTS: Mapping[ReducerName, Callable[[Measured, Setting, Memory], Moments]] = {
-    "single": _moments_of_single,
-    "data_parallel": _moments_of_replicas,
-    "balanced_data_parallel": _moments_of_replicas,
-    "ddp": _moments_of_ddp,
-    "fsdp": moments_of_fsdp,
-}

@@ -14,7 +14,7 @@ import torch
 
 from lanewise.commands.jobs.job import Job
 from lanewise.commands.jobs.start import launch
-from lanewise.commands.plan.plan import require_losses_of_lanes
+from lanewise.commands.plan.plan import in_eager_mode, require_losses_of_lanes
 from lanewise.config import BatchConfig, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.engine.engine import build_engine
@@ -75,10 +75,7 @@ def find_micro_batch(config: RunConfig, untrusted: Sequence[str] = ()) -> tuple[
         ConfigError: if nothing fits, the free memory is unknown, or the loss is of all samples of a step.
         LaunchError: if a step fails.
     """
-    distributed = replace(
-        config.distributed.on_this_machine(), reducer="ddp", devices=None, sync_batch_norm=False
-    )
-    job = MemoryJob(replace(config, distributed=distributed, compile=None), untrusted=tuple(untrusted))
+    job = MemoryJob(in_eager_mode(config), untrusted=tuple(untrusted))
     add_search_path(config.search_path)
     job.check(Environment())
     job.check_devices(Environment())

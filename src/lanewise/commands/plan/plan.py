@@ -104,15 +104,15 @@ def require_losses_of_lanes(config: RunConfig) -> None:
 
 
 def _with_checkpointing(config: RunConfig, section: ActivationCheckpointingConfig | None) -> RunConfig:
-    """Return the run of which a lane is measured: in one process, in eager mode."""
-    return replace(
-        config,
-        memory=replace(config.memory, activation_checkpointing=section),
-        distributed=replace(
-            config.distributed.on_this_machine(), reducer="ddp", devices=None, sync_batch_norm=False
-        ),
-        compile=None,
-    )
+    """Return the run of which a lane is measured."""
+    return replace(in_eager_mode(config), memory=replace(config.memory, activation_checkpointing=section))
+
+
+def in_eager_mode(config: RunConfig) -> RunConfig:
+    """Return the run in one process that has the whole model, in eager mode."""
+    here = config.distributed.on_this_machine()
+    distributed = replace(here, reducer="ddp", devices=None, sync_batch_norm=False)
+    return replace(config, distributed=distributed, compile=None)
 
 
 def _settings(num_lanes: int, devices: Sequence[int]) -> Iterator[Setting]:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, final
 
@@ -16,7 +17,7 @@ import numpy as np
 
 import lanewise.lanes as own_orders
 from lanewise.commands.verify.lane_record import MAX_LANES, LaneRecord, Lanes, count
-from lanewise.commands.verify.stream_audit import StreamAudit, StreamPlan
+from lanewise.commands.verify.stream_audit import StreamEpoch, StreamPlan
 from lanewise.errors import CheckpointError
 from lanewise.lanes import OrderInputs, SampleOrder, Schedule
 from lanewise.runs.file import open_regular, reading
@@ -86,7 +87,7 @@ class Audit:
         num_epochs = num_samples = 0
         due = first_step = self._plans[0].first_step
         seen: dict[int, Counter[int]] = defaultdict(Counter)
-        stream = StreamAudit(is_from_begin=first_step == 1)
+        epochs_of_stream: dict[int, StreamEpoch] = {}
         if first_step > 1:
             notes.append(f"steps before {first_step} were trained without --audit")
         for step, lanes in sorted(self.steps.items()):
@@ -111,8 +112,11 @@ class Audit:
             if not missing and plan.ends_epoch(step, lanes):
                 num_epochs += 1
             if isinstance(plan, StreamPlan) and not is_stopped_in:
-                stream.add(step, lanes, plan)
-        problems += stream.problems()
+                number = next(iter(lanes.values()))[0].epoch or 1
+                begins_here = bool(epochs_of_stream) or first_step == 1
+                new = StreamEpoch(plan, number, step, begins_here=begins_here)
+                epochs_of_stream.setdefault(number, new).add(step, lanes)
+        problems += chain.from_iterable(map(StreamEpoch.problems, epochs_of_stream.values()))
         if not any(plan.repeats for plan in self._plans):
             problems += [
                 f"epoch {epoch}: sample {sample} came {count} times"

@@ -28,29 +28,18 @@ the loss. Empty where it has no influence."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutProbe:
     """How the gradient of the same samples differs when they are cut into other micro-batches."""
 
-    difference: float
-    """Norm of the difference of the two mean gradients, divided by the largest norm of a part's gradient."""
-    tolerance: float
-    num_samples: int
     influence: Influence = ""
-
-    @property
-    def is_same(self) -> bool:
-        """Whether the gradient is the mean over the samples, however they are cut."""
-        return self.difference <= self.tolerance
-
-
-@dataclass(frozen=True)
-class CutProbe:
-    """What was found, or why nothing could be found."""
-
-    in_evaluation_mode: Cut | None = None
+    """In evaluation mode."""
+    difference: float = 0.0
+    """Norm of the difference of the two mean gradients, divided by the largest norm of a part's gradient."""
+    num_samples: int = 0
     statistics_of: str = ""
     """Names of modules whose statistics of a micro-batch, in training mode, change the gradient."""
     why_not: str = ""
+    """Why nothing could be found."""
 
 
 def probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
@@ -84,21 +73,20 @@ def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
         remedy = remedy if why == _DRAWS else ""
         return CutProbe(why_not=f"in evaluation mode the loss of equal samples changes, as it {why}{remedy}")
     end = time.monotonic() + _SECONDS
-    in_evaluation_mode = _compare_cuts(probed, samples, 1)
+    found = _compare_cuts(probed, samples, 1)
     for others in micro_batches:  # samples of one class may show nothing
-        if not in_evaluation_mode.is_same or time.monotonic() > end:
+        if found.influence or time.monotonic() > end:
             break
-        in_evaluation_mode = _compare_cuts(probed, others, 1)
-    statistics_of = ""
+        found = _compare_cuts(probed, others, 1)
     owners = sorted({name.rpartition(".")[0] for name in changed_buffers})
     if owners:
         for owner in owners:
             probed.model.get_submodule(owner).training = True
         with suppress(ValueError):  # of a part of one sample, which has no statistics
-            if not _compare_cuts(probed, samples, (len(samples) + 1) // 2).is_same:
-                statistics_of = ", ".join(filter(None, owners[:3])) or "the model"
+            if _compare_cuts(probed, samples, (len(samples) + 1) // 2).influence:
+                found = replace(found, statistics_of=", ".join(filter(None, owners[:3])) or "the model")
         probed.model.eval()
-    return CutProbe(in_evaluation_mode, statistics_of)
+    return found
 
 
 def _why_unequal(run: Callable[[int], str]) -> str:
@@ -127,11 +115,12 @@ def _loss_of(probed: ProbedRun, samples: Sequence[Any], seed: int) -> str:
     return digest(loss.sum, loss.weight)
 
 
-def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> Cut:
+def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> CutProbe:
     """Compare the mean gradient of all samples with that of parts of some size.
 
     How the micro-batch influences the gradient is found out for parts of one sample only.
     """
+    found = CutProbe(num_samples=len(samples))
     whole, whole_weight = _gradient(probed, samples)
     parts = [_gradient(probed, samples[start : start + size]) for start in range(0, len(samples), size)]
     parts = [part for part in parts if part[1] > 0]
@@ -139,7 +128,7 @@ def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> Cut:
     types = {one.dtype for one in probed.model.parameters() if one.is_floating_point() or one.is_complex()}
     tolerance = math.sqrt(max(torch.finfo(dtype).eps for dtype in types))
     if not whole_weight or not weight:
-        return Cut(0.0, tolerance, len(samples))
+        return found
     target = whole / whole_weight
     mean = sum(gradient for gradient, _ in parts) / weight
     # Each column is the mean gradient of a part. A mean under other weights lies in their span.
@@ -148,19 +137,21 @@ def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> Cut:
         raise TaskError("a gradient is not finite")
     size_of_rounding = max(float(columns.norm(dim=0).max()), 1e-300)
     difference = float((target - mean).norm()) / size_of_rounding
-    cut = Cut(difference, tolerance, len(samples))
-    if cut.is_same or size > 1:
-        return cut
+    if difference <= tolerance:
+        return found
+    found = replace(found, difference=difference, influence="unknown")
+    if size > 1:
+        return found
     if _has_term(probed):
-        return replace(cut, influence="term")
+        return replace(found, influence="term")
     meeting = where_samples_meet(probed, samples)
     weights = torch.linalg.lstsq(columns, target.unsqueeze(1), driver="gelsd").solution
     residual = float((columns @ weights - target.unsqueeze(1)).norm()) / size_of_rounding
     # With too few elements any target lies in the span, so nothing can be concluded.
     is_weighting = residual <= _SMALL * difference and len(target) >= 2 * len(parts)
     if meeting == "factor" or (is_weighting and meeting != "loss"):
-        return replace(cut, influence="weights")
-    return replace(cut, influence="targets" if meeting == "neither" else meeting)
+        return replace(found, influence="weights")
+    return replace(found, influence="targets" if meeting == "neither" else meeting)
 
 
 def _has_term(probed: ProbedRun) -> bool:

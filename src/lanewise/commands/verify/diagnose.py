@@ -96,11 +96,10 @@ def notes(evidence: Evidence, findings: Sequence[Finding]) -> list[str]:
 
 def _on_cut(evidence: Evidence) -> Iterator[str]:
     cut = evidence.reference.cut
-    influence = cut.in_evaluation_mode.influence if cut.in_evaluation_mode else ""
     if cut.why_not:
         yield f"it was not tested whether the loss is a mean of means: {cut.why_not}."
-    if influence in _INFLUENCES:
-        yield f"the result depends on micro_batch_size: {_INFLUENCES[influence]}."
+    if cut.influence in _INFLUENCES:
+        yield f"the result depends on micro_batch_size: {_INFLUENCES[cut.influence]}."
     elif cut.statistics_of:
         yield (
             "the result depends on micro_batch_size: a forward uses statistics of its micro-batch, as "

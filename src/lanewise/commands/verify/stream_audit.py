@@ -42,7 +42,7 @@ class StreamPlan:
 
 
 @final
-class _StreamEpoch:
+class StreamEpoch:
     """The samples of one epoch, by their numbers in their lane, or in all lanes of a plain stream.
 
     Args:
@@ -64,7 +64,7 @@ class _StreamEpoch:
         self._misplaced: list[str] = []
 
     def add(self, step: int, lanes: Lanes) -> None:
-        """Count the samples of a step."""
+        """Count the samples of a step, the one after the last one that was added."""
         self._num_steps = step + 1 - self._first_step
         self._is_whole |= self._plan.ends_epoch(step, lanes)
         for lane, records in lanes.items():
@@ -77,7 +77,7 @@ class _StreamEpoch:
                 )
 
     def problems(self) -> Iterator[str]:
-        """See `StreamAudit`."""
+        """Yield which samples are in another place than they belong, came twice, or never came."""
         yield from self._misplaced
         for lane, counts in sorted(self._counts.items()):
             place = f"epoch {self._epoch}" + (f", lane {lane}" if lane >= 0 else "")
@@ -114,28 +114,3 @@ class _StreamEpoch:
             end = numbers[-1] + 1
         end = max(begin, min(end, numbers[-1] + 1))
         return [begin - 1, *(number for number in numbers if begin <= number < end), end]
-
-
-@final
-class StreamAudit:
-    """The epochs of a stream.
-
-    Args:
-        is_from_begin: whether the first step was audited.
-    """
-
-    def __init__(self, *, is_from_begin: bool) -> None:
-        self._is_from_begin = is_from_begin
-        self._epochs: dict[int, _StreamEpoch] = {}
-
-    def add(self, step: int, lanes: Lanes, plan: StreamPlan) -> None:
-        """Count the samples of a step, the one after the last one that was added."""
-        epoch = next(iter(lanes.values()))[0].epoch or 1
-        if epoch not in self._epochs:
-            begins_here = bool(self._epochs) or self._is_from_begin
-            self._epochs[epoch] = _StreamEpoch(plan, epoch, step, begins_here=begins_here)
-        self._epochs[epoch].add(step, lanes)
-
-    def problems(self) -> Iterator[str]:
-        """Yield which samples are in another place than they belong, came twice, or never came."""
-        return (problem for epoch in self._epochs.values() for problem in epoch.problems())

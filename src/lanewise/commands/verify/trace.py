@@ -187,12 +187,10 @@ def _digests(named: Any) -> dict[str, str]:
 def _options(optimizer: Optimizer) -> dict[str, str]:
     """Return the options of each parameter group as JSON."""
     return {
-        f"{key} of group {number}": json.dumps(value, default=_plain)
+        f"{key} of group {number}": json.dumps(
+            value, default=lambda one: one.tolist() if isinstance(one, torch.Tensor) else repr(one)
+        )
         for number, group in enumerate(optimizer.param_groups)
         for key, value in group.items()
         if key not in ("params", "param_names")
     }
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) else repr(value)

@@ -104,9 +104,9 @@ def _run(name: str, job: VerifyJob, reference: LayoutResult | None) -> LayoutRes
 
 def _left_out(distributed: DistributedConfig) -> list[str]:
     """Name the settings that `_in_exact` removes, since results depend on the layout through them."""
-    sync_batch_norm = "true" if distributed.sync_batch_norm else None
-    asked = {"compression": distributed.compression, "sync_batch_norm": sync_batch_norm}
-    return [f"distributed.{key} {value}" for key, value in asked.items() if value is not None]
+    compression = [] if distributed.compression is None else [f"compression {distributed.compression}"]
+    asked = [*compression, *["sync_batch_norm true"] * distributed.sync_batch_norm]
+    return [f"distributed.{setting}" for setting in asked]
 
 
 def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ class Machine:
     events: list[str]
     num_warm: int = 0
 
-    def start(self, row, _jobs, _folder):
+    def start(self, row, _jobs):
         if row.mode.num_devices == 3:
             row.failure = "why"
             return None
@@ -57,7 +56,7 @@ def measured_on(monkeypatch, memory: int) -> tuple[list[str], dict[Mode, BenchRo
     machine = Machine(memory, [])
     monkeypatch.setattr(bench, "start", machine.start)
     rows = {mode: BenchRow(mode) for mode in MODES}
-    bench._measure_here(rows, lambda _: configure(Smooth), Path(), time.monotonic(), lambda _: None)
+    bench._measure_here(rows, lambda _: configure(Smooth), time.monotonic(), lambda _: None)
     assert machine.num_warm == 0
     return machine.events, rows
 
@@ -81,4 +80,4 @@ def test_groups_follow_each_other_where_they_have_none(monkeypatch):
 def test_a_class_that_is_not_there_is_one_error_before_anything_starts():
     config = configure("tests.distributed.tasks.Smoth")
     with pytest.raises(ConfigError, match="Smoth"):
-        bench.bench(lambda _: config, (1, 2), ("single", "ddp"), Path(), seconds=1)
+        bench.bench(lambda _: config, (1, 2), ("single", "ddp"), seconds=1)

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from lanewise.commands.bench.compare import compare, require_comparable
-from lanewise.commands.bench.machine import describe_machine, describe_work
+from lanewise.commands.bench.compare import compare, describe_machine, describe_work, require_comparable
 from lanewise.errors import ConfigError
 from tests.distributed.tasks import Smooth, configure
 

@@ -96,9 +96,9 @@ def probe(judge: Any, task: type[Task] = Judged, **attributes: Any) -> CutProbe:
 
 
 def influence(judge: Any, task: type[Task] = Judged, **attributes: Any) -> str:
-    found = probe(judge, task, **attributes).in_evaluation_mode
-    assert found is not None
-    assert found.is_same == (not found.influence)
+    found = probe(judge, task, **attributes)
+    assert (found.num_samples, found.why_not) == (4, "")
+    assert bool(found.difference) == bool(found.influence)
     return found.influence
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lanewise.commands.verify.bound import CloseResult
-from lanewise.commands.verify.cut import Cut, CutProbe
+from lanewise.commands.verify.cut import CutProbe
 from lanewise.commands.verify.diagnose import DIAGNOSES, diagnose
 from lanewise.commands.verify.evidence import Evidence, LayoutResult
 from lanewise.commands.verify.hidden import GeneratorProbe
@@ -102,7 +102,7 @@ MOVED_SAMPLES = {f"sample {index}": (f"s{index + 4}",) * 2 for index in range(4)
 
 
 def cut(influence: str) -> CutProbe:
-    return CutProbe(Cut(0.5, tolerance=1e-3, num_samples=4, influence=influence))
+    return CutProbe(influence, difference=0.5, num_samples=4)
 
 
 MEAN_OF_MEANS = cut("weights")

@@ -23,11 +23,11 @@ def collate_leaves_out(evidence: Evidence) -> Iterator[str]:
 
 def _influence(influence: Influence, how: str, evidence: Evidence) -> Iterator[str]:
     """Find a loss in which the weight of a sample, or of a term, depends on the micro-batch that it is in."""
-    found = evidence.reference.cut.in_evaluation_mode
-    if found is not None and found.influence == influence:
+    cut = evidence.reference.cut
+    if cut.influence == influence:
         yield (
-            f"the same {found.num_samples} samples give different gradients as one micro-batch and as "
-            f"several of one sample: they differ by {found.difference:.1%}, {how}."
+            f"the same {cut.num_samples} samples give different gradients as one micro-batch and as "
+            f"several of one sample: they differ by {cut.difference:.1%}, {how}."
         )
 
 

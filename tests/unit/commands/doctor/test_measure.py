@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanewise.commands.doctor.rounds import rounds_of_pairs
+from lanewise.commands.doctor.measure import rounds_of_pairs
 
 
 @given(st.integers(0, 40))
