@@ -14,7 +14,7 @@ WITHOUT_A_TEST = {
     "commands/jobs": "outcome refused_exit train",
     "commands/plan": "memory model result sharded tape",
     "commands/verify": "bound evidence job lane_record meeting metric read update",
-    "commands/verify/diagnoses": "base forward micro_batch samples saved_state unexplained weights",
+    "commands/verify/diagnoses": "forward micro_batch samples saved_state unexplained weights",
     "config": "data memory reducer",
     "data": "file_dataset row_groups source stream",
     "engine": "observers profiler",

@@ -30,9 +30,8 @@ from lanewise.commands.verify.diagnoses import (
     unexplained,
     weights,
 )
-from lanewise.commands.verify.diagnoses.base import Diagnosis, Kind, listed
 from lanewise.commands.verify.diagnoses.forward import NO_STATISTIC
-from lanewise.commands.verify.evidence import Evidence
+from lanewise.commands.verify.evidence import Diagnosis, Evidence, Kind, listed
 
 DIAGNOSES = sorted(
     (

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from lanewise.commands.verify.diagnoses.base import also_changed, diagnosis, first_in
-from lanewise.commands.verify.evidence import Evidence, Probes
+from lanewise.commands.verify.evidence import Evidence, Probes, also_changed, diagnosis, first_in
 from lanewise.commands.verify.hidden import generators
 from lanewise.commands.verify.operators import first_divergence
 from lanewise.engine.reachable import OR_MAKE_IT_ANEW, SEED_THEM

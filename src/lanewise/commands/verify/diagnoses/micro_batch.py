@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from lanewise.commands.verify.cut import Influence
-from lanewise.commands.verify.diagnoses.base import Diagnosis, diagnosis, listed
-from lanewise.commands.verify.evidence import Evidence
+from lanewise.commands.verify.evidence import Diagnosis, Evidence, diagnosis, listed
 
 
 @diagnosis(

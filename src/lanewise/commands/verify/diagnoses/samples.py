@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from lanewise.commands.verify.diagnoses.base import also_changed, diagnosis, listed
-from lanewise.commands.verify.evidence import Evidence
+from lanewise.commands.verify.evidence import Evidence, also_changed, diagnosis, listed
 
 _USE_THE_INDEX = (
     "Let __getitem__ and collate use only the index and the default generators of torch, numpy and random, "

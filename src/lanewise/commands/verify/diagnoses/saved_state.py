@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from lanewise.commands.verify.diagnoses.base import also_changed, diagnosis, listed
 from lanewise.commands.verify.diagnoses.forward import UNSEEDED
-from lanewise.commands.verify.evidence import Evidence
+from lanewise.commands.verify.evidence import Evidence, also_changed, diagnosis, listed
 from lanewise.commands.verify.hidden import generators
 from lanewise.engine.reachable import SEED_THEM
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from lanewise.commands.verify.diagnoses.base import also_changed, diagnosis, listed
 from lanewise.commands.verify.diagnoses.forward import HIDDEN_STATE, RESET_IT
-from lanewise.commands.verify.evidence import Evidence, LayoutResult
+from lanewise.commands.verify.evidence import Evidence, LayoutResult, also_changed, diagnosis, listed
 from lanewise.commands.verify.hidden import changed
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from lanewise.commands.verify.diagnoses.base import diagnosis, listed
-from lanewise.commands.verify.evidence import Evidence, Probes
+from lanewise.commands.verify.evidence import Evidence, Probes, diagnosis, listed
 from lanewise.commands.verify.hidden import changed
 
 _SEED_ALIKE = "Let build_model draw from the default generators alone, seeded alike on every rank."
