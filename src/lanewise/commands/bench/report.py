@@ -214,7 +214,4 @@ def _speed(row: BenchRow | None) -> str:
 
 
 def _mib(num_bytes: int | None) -> str:
-    if num_bytes is None:
-        return ""
-    mib = num_bytes / 2**20
-    return f"{mib:{',.0f' if mib >= 1000 else ',.4g'}}"
+    return "" if num_bytes is None else rate(num_bytes / 2**20)

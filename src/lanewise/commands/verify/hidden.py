@@ -21,8 +21,9 @@ _MARK = " (a generator)"
 """The end of the name of every generator of random numbers."""
 _MAX_ELEMENTS = 2**22
 _NUM_RUNS = 4
-_FAR = 2**10 * 3**2 * 5**4 * 7
-"""Beyond most limits, and a multiple of most intervals at which a counter makes something happen."""
+_FAR = 40_320_000
+"""This number is beyond most limits, and a multiple of most intervals at which a counter makes something happen: of
+each power of ten up to 10,000, of 7, 9, 24, 60, 256 and 1,024."""
 _COUNTS = ("read_bytes", "num_skipped")
 """Attributes in which a `FileDataset` counts what it read."""
 _Setter = Callable[[int | float], object]

@@ -1,4 +1,4 @@
-"""What probes work on stays as it was built, whatever a forward does; a stream's first samples have an index."""
+"""What probes work on stays as it was built, whatever a forward does; streams are read by an index."""
 
 from collections.abc import Iterator
 from typing import Any
