@@ -67,7 +67,7 @@ class Arguments:
     further: list[Any] = field(default_factory=list)
     """Values of the last operand after the first one, where it may be repeated."""
     overrides: list[Override] = field(default_factory=list)
-    """Of the configuration, in their order."""
+    """The overrides of the configuration, in their order."""
 
     def all_of(self, operand: Argument[T]) -> Sequence[T]:
         """Return the values of an operand that may be repeated."""

@@ -16,7 +16,7 @@ from lanewise.runs.file import read_json, reason
 _REDUCERS_THERE_ARE: tuple[ReducerName, ...] = get_args(ReducerName)
 _INTERRUPTED = 130
 _MOST_BYTES = 16 * 2**20
-"""Of what --json wrote."""
+"""A file that --json wrote is smaller."""
 
 
 def _read_reducers(text: str) -> Sequence[ReducerName]:

@@ -31,7 +31,7 @@ by a second Ctrl-C.
 """
 
 _WIDTH_OF_COMMANDS = 105
-"""Of the widest line with a command and its purpose."""
+"""The width of the widest line with a command and its purpose."""
 
 COMMANDS = {
     "init": ("[DIR] [--from mnist]", "make a small project to begin with"),
@@ -52,7 +52,7 @@ COMMANDS = {
 }
 """The usual form of each, and its purpose; `COMMAND` in the module of that name declares the rest."""
 _JOIN = ("train", "evaluate", "predict")
-"""Those that run in a world which torchrun, srun or mpirun prepared."""
+"""The commands that run in a world which torchrun, srun or mpirun prepared."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ from lanewise.processes.device.accelerator import device_name
 from lanewise.processes.device.choice import accelerator_type, count_accelerators
 
 _FASTEST = 1e300
-"""In samples per second; a number of JSON may be one that no float can be."""
+"""No row does more samples per second; a number of JSON may be one that no float can be."""
 
 
 def describe_machine() -> dict[str, Any]:
@@ -55,9 +55,9 @@ class Change(NamedTuple):
 
     name: str
     before: float
-    """In samples per second."""
+    """How many samples per second it did."""
     after: float | None
-    """The same; None where the row fails."""
+    """How many it does now; None where it fails."""
 
     @property
     def is_slower(self) -> bool:

@@ -36,10 +36,11 @@ NUM_FIRST_STEPS = 4
 _MEMORY_STEPS, _MEMORY_SECONDS = 16, 1.0
 """The most steps in which memory is measured, as batches differ; and the time for those after the first."""
 LEAST_ROUNDS = 5
-"""Fewer tell nothing of how much they differ."""
+"""Fewer rounds tell nothing of how much they differ."""
 LEAST_STEPS, _MOST_STEPS = 2, 500
-"""Of a turn, which should take so many seconds:"""
+"""The bounds on the number of steps in a turn."""
 _TURN_SECONDS = 0.4
+"""How long a turn should take."""
 _SECONDS_BETWEEN_BEATS = 5.0
 _ENDLESS = 2**40
 
@@ -68,9 +69,9 @@ class Turn:
     num_steps: int
     seconds: float
     num_samples: int
-    """Of all lanes."""
+    """The samples of all lanes."""
     num_units: float
-    """Sum of the weights of all losses: of samples, or of what a `Loss` counts, such as tokens."""
+    """The sum of the weights of all losses: samples, or what a `Loss` counts, such as tokens."""
     phases: dict[str, float]
     """Seconds of each phase, in all steps."""
 

@@ -20,7 +20,7 @@ from lanewise.engine.step.phases import PHASES
 
 _NOISY = "*"
 _Columns: TypeAlias = Mapping[str, Callable[[BenchRow], str]]
-"""By its name, what a column says of a row."""
+"""Says for each column, by its name, what it shows of a row."""
 
 
 @dataclass
@@ -124,7 +124,7 @@ class BenchReport:
 
     @property
     def _measured(self) -> list[BenchRow]:
-        """Those of them that train one model and were measured."""
+        """The rows of that grade that train one model and were measured."""
         return [row for row in self._of_grade if row.rounds and not row.mode.is_ceiling]
 
     @property

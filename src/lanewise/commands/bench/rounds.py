@@ -24,7 +24,7 @@ class MiddleHalf(NamedTuple):
 
     @property
     def width(self) -> float:
-        """From low to high, as a part of the median."""
+        """The distance from low to high, as a part of the median."""
         return (self.high - self.low) / self.median
 
 

@@ -29,11 +29,11 @@ class BenchRow:
     """What `plan` says that a process sends in a step."""
     flops_per_sample: float | None = None
     precision: str = "float32"
-    """Of the run."""
+    """The precision of the run."""
     firsts: Sequence[First] = ()
-    """Of each process."""
+    """What each process found in its first steps."""
     rounds: list[Sequence[Turn]] = field(default_factory=list)
-    """In each round, the turn of each process."""
+    """The turns of all processes, for each round."""
     failure: str = ""
     """Why it could not be measured, or not to the end."""
 
@@ -47,12 +47,12 @@ class BenchRow:
 
     @property
     def samples_per_second(self) -> MiddleHalf | None:
-        """Of all devices together; None where nothing was measured."""
+        """The speed of all devices together; None where nothing was measured."""
         return self._per_second(lambda turn: turn.num_samples)
 
     @property
     def units_per_second(self) -> MiddleHalf | None:
-        """The same of what the losses count; None also where those are the samples."""
+        """The speed in what the losses count; None where that are samples, or nothing was measured."""
         turns = [turn for turns in self.rounds for turn in turns]
         if all(turn.num_units == turn.num_samples for turn in turns):
             return None
@@ -86,7 +86,7 @@ class BenchRow:
 
     @property
     def fullest_bytes(self) -> int | None:
-        """The same of the device that has most."""
+        """The most memory of tensors on the device that has most; None where it was not counted."""
         return max((size for first in self.firsts for size in first.peak_bytes), default=None)
 
     @property

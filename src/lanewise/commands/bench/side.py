@@ -22,7 +22,7 @@ from lanewise.launch.fork_client import end_servers
 from lanewise.launch.scratch import temporary_folder
 
 Show = Callable[[str], None]
-"""Is told what is being done."""
+"""A function that is told what is being done."""
 _SECONDS_TO_END = 10.0
 
 

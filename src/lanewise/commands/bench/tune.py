@@ -18,7 +18,7 @@ from lanewise.config.strict_yaml import read_yaml, write_yaml
 ANOTHER_MODEL = "batch.global_batch_size, batch.micro_batch_size, precision, distributed.threads"
 """What may be faster, but trains another model."""
 _NUM_TRIALS = 6
-"""Among so many the time is shared out."""
+"""The time is shared out among so many trials."""
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from lanewise.processes.device.choice import count_accelerators
 
 _HERE = "this machine"
 _OPTIMIZER = OptimizerConfig(class_path="torch.optim.SGD")
-"""Stands for any: nothing is trained."""
+"""This optimizer stands for any: nothing is trained."""
 _NUM_CALLS = 5
 _SECONDS_WITHOUT_PROGRESS = 60.0
-"""After which the measurement ends: something lets nothing through."""
+"""The measurement ends after this time: something lets nothing through."""
 _KEEPS_FROM_COMPUTING = ("connection", "folder", "versions", "network")
 """Kinds of faults with which a host takes part in no measurement."""
 

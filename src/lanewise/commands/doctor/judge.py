@@ -12,9 +12,10 @@ _MOST_SECONDS = 1.0
 """The run does not depend on clocks, but what people read after it does: logs of several hosts are read side
 by side, and files on a shared disk are compared by time, in seconds. Certificates allow for more."""
 _LEAST_OF_FASTEST = 1 / 3
-"""Of what the fastest link reaches. A disturbed measurement may reach half, a faulty link usually a tenth."""
+"""A link must reach this part of what the fastest one reaches. A disturbed measurement may reach half, a
+faulty link usually a tenth."""
 _LEAST_OF_INTERFACE = 0.1
-"""Of what the interface is made for: one connection does not fill a fast one."""
+"""A link must reach this part of what the interface is made for: one connection does not fill a fast one."""
 
 _LOOKS = (
     "Look there at the speed of the interface (`ethtool`), limits (`tc qdisc`) and errors (`ip -s link`), "

@@ -23,9 +23,9 @@ from lanewise.processes.world.world import World
 _FIRST_BYTES, _MOST_BYTES = 2**16, 2**28
 _GROWTH = 4
 _LONG_ENOUGH_SECONDS = 0.1
-"""A message of which the next one, which is larger, need not be tried."""
+"""After a message that takes longer than this, no larger one is tried."""
 _LONG_SECONDS = 1.0
-"""One that is not sent again: what disturbs it for a moment matters little."""
+"""A message that takes longer is not sent again: what disturbs it for a moment matters little."""
 _NUM_REPEATS = 3
 _NUM_CALLS = 20
 
@@ -37,7 +37,7 @@ class Link:
     source: int
     target: int
     bytes_per_second: float
-    """Of all processes of the source together, each to one of the target."""
+    """What all processes of the source send together, each to one of the target."""
     num_processes: int
     """How many of the source sent at once."""
     latency_seconds: float
@@ -70,9 +70,9 @@ class Equipment:
     devices: Sequence[str]
     """Their models; for CPUs how many cores the processes may use."""
     memory_bytes: int | None
-    """Of each; None where it is not known."""
+    """The memory of each device; None where it is not known."""
     interface: str
-    """Over which gloo communicates; empty where nobody named it."""
+    """The interface over which gloo communicates; empty where nobody named it."""
     interface_gbit: float | None
     """What the interface says of itself; None where it says nothing, as those of many virtual machines."""
 
@@ -82,13 +82,13 @@ class Measurement:
     """What `MeasureJob` found."""
 
     equipment: Sequence[Equipment]
-    """Of each host."""
+    """The equipment of each host."""
     shares_memory: bool
     """Whether processes that train send through shared memory, which is not measured."""
     backend: str = ""
-    """Empty for a single process."""
+    """The backend of torch.distributed; empty for a single process."""
     all_reduce: TimedAllReduce | None = None
-    """None for a single process, to which there is nothing to measure."""
+    """The sum over all processes; None for a single process, to which there is nothing to measure."""
     links: Sequence[Link] = ()
     differing: str | None = None
     """Why `exact` can't hold on these machines, where it was asked for."""

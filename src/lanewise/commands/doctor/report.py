@@ -15,7 +15,7 @@ from lanewise.launch.hello import Hello
 
 _VERSIONS = ("python", "lanewise", "torch")
 _MOST_LINKS = 12
-"""How many are shown; of more, the slowest. The file of --json has all."""
+"""So many links are shown; of more, the slowest. The file of --json has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class HostRow:
     name: str
     hello: Hello | None
     address: str | None
-    """Where the other hosts reach it."""
+    """The address at which the other hosts reach it."""
     clock: Clock | None
     equipment: Equipment | None
 
@@ -40,7 +40,7 @@ class Report:
     notes: Sequence[str]
     """What need not be wrong."""
     measured: Measurement | None
-    """None where nothing could be measured."""
+    """What was measured between the hosts; None where nothing could be."""
     ends: Sequence[str]
     """The names of what the links connect."""
     plan: str

@@ -36,7 +36,7 @@ class TrainResult:
     """What `train` returns."""
 
     run_dir: Path
-    """Where the run is; of a pattern, what it stood for."""
+    """The folder of the run; where `train.run_dir` is a pattern, what it stood for."""
     step: int
     """The last step that was taken, whose model the run ended with."""
     evaluation: Mapping[str, float]
@@ -44,7 +44,7 @@ class TrainResult:
     best_step: int | None
     """The step after which the best model was written; None where `evaluate.best` names no metric."""
     best_value: float | None
-    """Its value of that metric."""
+    """The best model's value of that metric."""
     task: "Task"
 
     @property

@@ -36,7 +36,7 @@ STOP_FILE_VARIABLE = "LANEWISE_STOP_FILE"
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _SECONDS_OF_ONE = 1.0
-"""Within which a signal that comes again is the same wish."""
+"""A signal that comes again within this time is the same wish."""
 _noted = threading.Event()
 _begun = threading.Event()
 _stop_file: Path | None = None

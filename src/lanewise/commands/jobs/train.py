@@ -42,7 +42,7 @@ class TrainJob(Job):
 
     @property
     def run_dir(self) -> RunDir:
-        """Where the run writes."""
+        """The folder in which the run writes."""
         return RunDir(Path(self.config.train.run_dir))
 
     @contextmanager

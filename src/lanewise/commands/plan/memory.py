@@ -91,13 +91,13 @@ class Memory:
 
     parameters: int = 0
     gradients: int = 0
-    """With their partial sums, and the buckets in which they travel."""
+    """The gradients with their partial sums, and the buckets in which they travel."""
     optimizer: int = 0
     average: int = 0
     buffers: int = 0
-    """With the copies that lanes make of them."""
+    """The buffers with the copies that lanes make of them."""
     activations: int = 0
-    """With the lane's batch."""
+    """The activations of a lane with its batch."""
     temporary: int = 0
     """Gathered weights, what is on its way, and what the optimizer computes with."""
 

@@ -15,7 +15,7 @@ class Weight(NamedTuple):
     """One parameter."""
 
     num_rows: int
-    """Of its first dimension, along which fsdp cuts it."""
+    """The size of its first dimension, along which fsdp cuts it."""
     row_bytes: int
     is_trained: bool
     group: int

@@ -10,11 +10,11 @@ class PendingSums(NamedTuple):
     """The most partial sums of any process, besides the gradient of the lane that runs."""
 
     before_last: int
-    """While a lane runs that is not the process's last one."""
+    """The most while a lane runs that is not the process's last one."""
     at_last: int
-    """While the last one runs."""
+    """The most while the last lane runs."""
     left: int
-    """After it: what the process sends."""
+    """The most after the last lane: the process sends them."""
 
 
 @lru_cache(maxsize=64)

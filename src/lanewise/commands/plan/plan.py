@@ -17,7 +17,7 @@ from lanewise.errors import ConfigError
 from lanewise.processes.device.choice import accelerator_type
 
 _MOST_DEVICES_OF_A_MACHINE = 16
-"""As many as one process may drive: no common machine has more accelerators."""
+"""One process is planned to drive at most so many devices: no common machine has more accelerators."""
 
 
 def plan(

@@ -23,7 +23,7 @@ class Plan:
     batch: LaneBatch
     """The micro-batch with which a lane was measured."""
     measured: Sequence[Measured]
-    """Without activation checkpointing, and where there are blocks for it, with it."""
+    """What was measured without activation checkpointing and, where there are blocks for it, with it."""
     rows: Sequence[Row]
     shows_parts: bool = False
     """Whether a line for each row says what its memory is made of, and what limits it."""

@@ -84,5 +84,5 @@ class Row:
 
     @property
     def samples_per_second(self) -> float | None:
-        """By which settings are compared, since their global batches may differ."""
+        """The speed by which settings are compared, since their global batches may differ."""
         return None if self.step is None else self.global_batch_size / self.step.total

@@ -59,13 +59,13 @@ class _Lane:
         self.whole = set[int]()
         """Groups that are gathered."""
         self.buffer_bytes = 0
-        """Of what is gathered and not yet copied out, or was copied out last in the forward."""
+        """Bytes of what is gathered and not yet copied out, or was copied out last in the forward."""
         self.order: list[int] = []
-        """In which groups returned from the forward."""
+        """The groups in the order in which they returned from the forward."""
         self.unsent = Counter[int]()
         """Bytes of gradients that wait until all of their group are complete."""
         self.sent_bytes = 0
-        """Of the last group that was sent, kept until the next one is."""
+        """Bytes of the last group that was sent, kept until the next one is."""
 
     def play(self, stretch: Stretch) -> Iterator[Memory]:
         """Do what a mark asks for, and yield what is in use then and until the next mark."""

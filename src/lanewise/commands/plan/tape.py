@@ -30,9 +30,9 @@ class Stretch(NamedTuple):
     number: int
     """Which block (from 1 on) or which parameter is marked; 0 for the other marks."""
     live_bytes: int
-    """In use at the mark."""
+    """Bytes in use at the mark."""
     peak_bytes: int
-    """The most that is in use until the next mark."""
+    """The most bytes that are in use until the next mark."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from lanewise.commands.plan.model import ROOT
 from lanewise.commands.plan.pending import pending_sums
 
 _TOTALS_BYTES = 16
-"""Of what a lane sends to all processes: its loss sum and its weight, as float64."""
+"""Bytes that a lane sends to all processes: its loss sum and its weight, as float64."""
 
 
 class Traffic(NamedTuple):

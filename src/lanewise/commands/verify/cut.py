@@ -32,7 +32,7 @@ class CutProbe:
     """How the gradient of the same samples differs when they are cut into other micro-batches."""
 
     influence: Influence = ""
-    """In evaluation mode."""
+    """How the micro-batch influences the gradient in evaluation mode."""
     difference: float = 0.0
     """Norm of the difference of the two mean gradients, divided by the largest norm of a part's gradient."""
     num_samples: int = 0

@@ -42,7 +42,7 @@ DIAGNOSES = sorted(
     ),
     key=lambda one: get_args(Kind).index(one.kind),
 )
-"""In the order in which they are tried: that of their kinds, and within a kind that of its file."""
+"""All diagnoses in the order in which they are tried: that of their kinds, within a kind that of its file."""
 
 _INFLUENCES = {
     "forward": (

@@ -20,7 +20,7 @@ class LayoutResult:
     """What the processes of one layout found."""
 
     name: str
-    """As `2 processes`."""
+    """Its name in tables and sentences, such as `2 processes`."""
     results: Sequence[RankResult] = ()
     """The result of each rank; empty where the processes failed."""
     failure: str = ""
@@ -30,9 +30,9 @@ class LayoutResult:
     hidden_differences: Sequence[str] = ()
     """Values outside of parameters and buffers that differ from those of the first layout at the end."""
     not_restored: Sequence[str] = ()
-    """Of a run that went on from a checkpoint, buffers and such values that the checkpoint did not hold."""
+    """Buffers and such values that the checkpoint, from which the run went on, did not bring back."""
     resumed: "LayoutResult | None" = None
-    """The same processes, going on from the checkpoint of another layout."""
+    """What the same processes found when they went on from the checkpoint of another layout."""
 
     @property
     def trace(self) -> Trace | None:

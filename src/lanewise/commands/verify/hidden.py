@@ -22,8 +22,8 @@ _MARK = " (a generator)"
 _MAX_ELEMENTS = 2**22
 _NUM_RUNS = 4
 _FAR = 40_320_000
-"""This number is beyond most limits, and a multiple of most intervals at which a counter makes something happen: of
-each power of ten up to 10,000, of 7, 9, 24, 60, 256 and 1,024."""
+"""This number is beyond most limits, and a multiple of most intervals at which a counter makes something
+happen: of the powers of ten up to 10,000, of those of two up to 1,024, of 7, 9, 24 and 60."""
 _COUNTS = ("read_bytes", "num_skipped")
 """Attributes in which a `FileDataset` counts what it read."""
 _Setter = Callable[[int | float], object]

@@ -40,7 +40,7 @@ class RankResult:
 
     probe: Probe | None = None
     trace: Trace | None = None
-    """None where the steps were not run, or failed on every rank."""
+    """What the steps computed; None where they were not run, or failed on every rank."""
     error: str = ""
     """Why the steps failed."""
     close: CloseResult | None = None

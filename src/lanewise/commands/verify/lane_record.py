@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 MAX_LANES = 2**20
-"""More of them no audit is read with."""
+"""An audit with more lanes is not read."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class LaneRecord:
     file: str
     """Name of the file that says so, which names the rank."""
     epoch: int | None = None
-    """Of a stream, from 1."""
+    """The epoch, from 1; None where the samples come from no stream."""
     present: tuple[int, ...] | None = None
-    """Of a stream, the lanes that have samples in the step; None where all do."""
+    """The lanes of a stream that have samples in the step; None where all do."""
     upcoming: tuple[int, ...] = ()
-    """Of a stream, where it is the last one of a rank: the samples in the next step of each of its lanes."""
+    """How many samples each lane of the rank has in the next step of a stream; in the rank's last record."""
 
     @property
     def num_samples(self) -> int:

@@ -18,7 +18,7 @@ from lanewise.engine.step.lanes import TaskLane
 from lanewise.processes.device.random_state import set_random_state
 
 Meeting = Literal["unknown", "forward", "loss", "factor", "neither"]
-"""Of several findings, the first one in this order counts."""
+"""Where samples interact; of several findings, the first one in this order counts."""
 
 _SCALES = (1.0, 4.0)
 """Factors of the weights, for small and for large outputs: a loss may be linear in one of the two ranges."""

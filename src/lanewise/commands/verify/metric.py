@@ -27,7 +27,7 @@ _SECONDS = 0.3
 
 
 _Values = dict[str, tuple[float, float]]
-"""By the name of a metric, two values that should be equal and are not."""
+"""Two values of a metric that should be equal and are not, by its name."""
 
 
 @dataclass

@@ -26,7 +26,7 @@ class Call:
     """One operator that was called."""
 
     operator: str
-    """As `aten.mul.Tensor`."""
+    """The name of the operator, such as `aten.mul.Tensor`."""
     place: str
     """The module, and the line of the user's code, or the node of autograd that called it."""
     inputs: str

@@ -34,7 +34,7 @@ class Passes:
     results: Sequence[str]
     """Digests of loss and gradients of each of the two."""
     calls: Sequence[Sequence[Call]]
-    """What each called."""
+    """The operators that each called."""
     changed: Sequence[str]
     """Values outside of parameters and buffers that a forward changed."""
     changed_parameters: Sequence[str]
@@ -47,7 +47,7 @@ class Passes:
 
     @property
     def collectives(self) -> list[Call]:
-        """Where the forward or the backward communicates with other processes."""
+        """The calls by which the forward or the backward communicates with other processes."""
         return [call for call in self.calls[0] if call.is_collective]
 
     @property
@@ -86,7 +86,7 @@ class Probe:
     history: History
     """Empty where other processes look for all, or where passes are known to differ already."""
     generators: GeneratorProbe = field(default_factory=GeneratorProbe)
-    """Of data, model and task."""
+    """The generators of data, model and task."""
     first: Sequence[str] = ()
     """What computing another micro-batch first changed; empty where the process did not do so."""
 

@@ -135,7 +135,7 @@ class ProbedRun:
         self.turn = self.first_turn(0)
         """The first lane's turn in it."""
         self.other_turn: LaneTurn = next(turn for turn in turns if (turn.step, turn.lane) != (0, 0))
-        """Another one: of another lane, or of the next step."""
+        """Another turn: of another lane, or of the next step."""
         self.next_turn: LaneTurn = next(turn for turn in turns if turn.step == 1)
         """The first lane's turn in the next step."""
 

@@ -60,7 +60,7 @@ class StreamEpoch:
         self._num_steps = 0
         self._begins_here = begins_here
         self._counts: dict[int, Counter[int]] = defaultdict(Counter)
-        """By lane; under -1 those of all lanes of a plain stream."""
+        """How often each sample came, by lane; under -1 those of all lanes of a plain stream."""
         self._misplaced: list[str] = []
 
     def add(self, step: int, lanes: Lanes) -> None:

@@ -16,7 +16,7 @@ from lanewise.processes.world.shards import whole
 from lanewise.processes.world.world import World
 
 _Noted = dict[int, tuple[tuple[int, ...], str]]
-"""By lane, the indices of its samples, and the digest of what its forward gets."""
+"""The indices of a lane's samples and the digest of what its forward gets, by lane."""
 BUFFER = "buffer "
 """The beginning of the name of every buffer in `Trace.at_checkpoint`."""
 CHECKS = ("samples", "tensors", "loss", "gradients", "weights", "buffers", "options", "evaluation")
@@ -68,10 +68,10 @@ class Trace:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two traces first differ in one of `CHECKS`."""
+    """The first place in which two traces differ in one of `CHECKS`."""
 
     place: str
-    """Where it is, as `step 2, lane 1` or `step 0, head.weight`."""
+    """The step with the lane or the name, such as `step 2, lane 1` or `step 0, head.weight`."""
     values: tuple[Any, Any]
     num_others: int = 0
     """How many more lanes or names differ at this place."""
