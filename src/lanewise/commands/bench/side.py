@@ -1,6 +1,5 @@
 """A mode with its processes, which are kept warm between its turns, and the turns of several modes."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -13,11 +12,8 @@ from lanewise.commands.bench.connection import JsonConnection, listen
 from lanewise.commands.bench.job import LEAST_ROUNDS, LEAST_STEPS, BenchJob, First, Turn, steps_of_turn
 from lanewise.commands.bench.rounds import take_turns
 from lanewise.commands.bench.row import BenchRow
-from lanewise.commands.jobs.hosts import places_of
-from lanewise.commands.jobs.refused_exit import refusing_exit
-from lanewise.commands.jobs.start import launch
+from lanewise.commands.jobs.start import check_here, launch_unseen
 from lanewise.errors import LanewiseError, LaunchError, text_of
-from lanewise.launch import LocalLauncher
 from lanewise.launch.fork_client import end_servers
 from lanewise.launch.scratch import temporary_folder
 
@@ -85,10 +81,7 @@ class _World:
 
     def __init__(self, job: BenchJob, address: Path) -> None:
         """Check the job, and start its processes."""
-        with refusing_exit():  # it imports the user's modules
-            for environment in places_of(job.config.distributed):
-                job.check(environment)
-                job.check_devices(environment)
+        check_here(job)
         self._job = BenchJob(job.config, address=address)
         self._address = address
         self._num_processes = job.config.distributed.num_processes or 1
@@ -101,8 +94,7 @@ class _World:
     def _launch(self) -> None:
         """Run the job; at its end, come to `meet` in place of processes that failed and do not."""
         try:
-            with Path(os.devnull).open("r+b") as nowhere:
-                launch(self._job, LocalLauncher(self._num_processes, (nowhere.fileno(),) * 3))
+            launch_unseen(self._job, self._num_processes)
         except LanewiseError as error:
             self._failure = error
         finally:

@@ -108,14 +108,11 @@ def _configuration() -> RunConfig:
 
 def _read_clock(host: RemoteHost) -> Clock:
     """Compare a clock with that of this machine, by the fastest of a few calls."""
-
-    def read_once() -> Clock:
-        begin = time.time()
-        there = host.call("clock")
-        end = time.time()
-        return Clock(there - (begin + end) / 2, (end - begin) / 2)
-
-    return min((read_once() for _ in range(_NUM_CALLS)), key=lambda clock: clock.uncertainty_seconds)
+    found = []
+    for _ in range(_NUM_CALLS):
+        begin, there, end = time.time(), host.call("clock"), time.time()
+        found.append(Clock(there - (begin + end) / 2, (end - begin) / 2))
+    return min(found, key=lambda clock: clock.uncertainty_seconds)
 
 
 def _names_that_lead_nowhere(agreement: Agreement) -> Iterator[str]:

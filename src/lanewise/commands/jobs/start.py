@@ -5,6 +5,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from signal import Signals
 from typing import Any
 
@@ -26,7 +27,7 @@ from lanewise.commands.jobs.refused_exit import refusing_exit
 from lanewise.config import pin_environment
 from lanewise.config.class_path import add_search_path
 from lanewise.errors import ConfigError, LaunchError, PreemptedError, text_of
-from lanewise.launch import JobFiles, Launcher, Workers, fork_client
+from lanewise.launch import JobFiles, Launcher, LocalLauncher, Workers, fork_client
 from lanewise.launch.remote import RemoteLauncher
 from lanewise.launch.sbatch import BatchJob
 from lanewise.launch.scratch import folder_until_exit, scratch_folder
@@ -69,13 +70,10 @@ def _start_here(job: Job, *, is_fresh: bool) -> Any:
     starts_workers = environment.world_size > 1 or is_fresh
     if not is_fresh:
         pin_environment(distributed.threads, distributed.equality)
-    add_search_path(job.config.search_path)
     if starts_workers:
         prepare_workers(job.variables)
     logger.info("importing %s", "torch" if job.task is not None else job.config.task.class_path)
-    with refusing_exit():  # it imports the user's modules
-        job.check(environment)
-        job.check_devices(environment)
+    check_here(job)
     job = job.settled()
     if environment.world_size > 1:
         logger.info("starting %d processes", environment.world_size)
@@ -108,9 +106,16 @@ def _start_on_hosts(job: Job) -> Any:
 def check_for_hosts(job: Job) -> None:
     """Find what is wrong with a job as far as this machine can."""
     add_search_path(job.config.search_path)
-    with refusing_exit():
+    with refusing_exit():  # it imports the user's modules
         for environment in places_of(job.config.distributed):
             job.check(environment)
+
+
+def check_here(job: Job) -> None:
+    """Find what is wrong with a job that runs on this machine."""
+    check_for_hosts(job)
+    (environment,) = places_of(job.config.distributed)
+    job.check_devices(environment)
 
 
 def _write_batch(job: Job, show: Callable[[Any], None]) -> BatchJob:
@@ -212,6 +217,12 @@ def launch(job: Job, launcher: Launcher, *, signals_to_end: Sequence[Signals] = 
         if isinstance(result, PreemptedError):
             raise result
         return result
+
+
+def launch_unseen(job: Job, num_processes: int) -> Any:
+    """Run a job in workers of this machine whose output nobody sees; see `launch`."""
+    with Path(os.devnull).open("r+b") as nowhere:
+        return launch(job, LocalLauncher(num_processes, (nowhere.fileno(),) * 3))
 
 
 def _write_job(job: Job, given: object, *, is_remote: bool) -> bytes:

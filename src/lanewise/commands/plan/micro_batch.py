@@ -7,23 +7,20 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple, final
 
 import torch
 
 from lanewise.commands.jobs.job import Job
-from lanewise.commands.jobs.start import launch
+from lanewise.commands.jobs.start import check_here, launch, launch_unseen
 from lanewise.commands.plan.plan import in_eager_mode, require_losses_of_lanes
 from lanewise.config import BatchConfig, RunConfig
-from lanewise.config.class_path import add_search_path
 from lanewise.engine.engine import build_engine
 from lanewise.engine.step.lane_error import is_out_of_memory
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.launch import LocalLauncher
 from lanewise.processes.device.free_memory import free_bytes
 from lanewise.processes.device.live_storage import LiveStorage
-from lanewise.processes.world.environment import Environment
 from lanewise.processes.world.world import World
 
 _SIZES = (2, 4)
@@ -76,9 +73,7 @@ def find_micro_batch(config: RunConfig, untrusted: Sequence[str] = ()) -> tuple[
         LaunchError: if a step fails.
     """
     job = MemoryJob(in_eager_mode(config), untrusted=tuple(untrusted))
-    add_search_path(config.search_path)
-    job.check(Environment())
-    job.check_devices(Environment())
+    check_here(job)
     require_losses_of_lanes(config)
     memory: StepMemory = launch(job, LocalLauncher(1))
     return largest_that_fits(job.config, memory, _has_room), memory
@@ -183,8 +178,7 @@ class _TrialJob(Job):
 
 def _has_room(config: RunConfig) -> bool:
     """Tell whether a process of its own, which may be killed, has the memory for a run on one device."""
-    with Path(os.devnull).open("r+b") as nowhere:
-        try:
-            return bool(launch(_TrialJob(config), LocalLauncher(1, (nowhere.fileno(),) * 3)))
-        except LaunchError:
-            return False
+    try:
+        return bool(launch_unseen(_TrialJob(config), 1))
+    except LaunchError:
+        return False

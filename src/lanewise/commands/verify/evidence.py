@@ -9,7 +9,7 @@ from lanewise.commands.verify.hidden import changed
 from lanewise.commands.verify.job import RankResult
 from lanewise.commands.verify.operators import Divergence
 from lanewise.commands.verify.probe import Passes, Probe
-from lanewise.commands.verify.trace import BUFFER, Difference, StepTrace, Trace, compare
+from lanewise.commands.verify.trace import BUFFER, Difference, Trace, compare
 
 Probes = Iterator[tuple[str, Probe]]
 """What some processes found, each with a phrase that names the process in a sentence."""
@@ -35,19 +35,9 @@ class LayoutResult:
     """What the same processes found when they went on from the checkpoint of another layout."""
 
     @property
-    def trace(self) -> Trace | None:
-        """What rank 0 saw of the steps."""
-        return self.results[0].trace if self.results else None
-
-    @property
-    def steps(self) -> Sequence[StepTrace]:
-        """The steps as rank 0 saw them; none where they were not run."""
-        return self.trace.steps if self.trace else ()
-
-    @property
-    def changed(self) -> Sequence[str]:
-        """Values outside of parameters and buffers that the steps changed."""
-        return self.trace.changed if self.trace else ()
+    def trace(self) -> Trace:
+        """What rank 0 saw of the steps; it has none where they were not run."""
+        return self.results[0].trace if self.results else Trace()
 
     @property
     def close(self) -> CloseResult | None:
@@ -56,7 +46,7 @@ class LayoutResult:
 
     def compare_with(self, reference: "LayoutResult") -> None:
         """Note the differences."""
-        if reference.trace is not None and self.trace is not None:
+        if reference.trace.steps and self.trace.steps:
             self.differences = compare(reference.trace, self.trace)
             self.hidden_differences = changed(reference.trace.hidden, self.trace.hidden)
             restored = self.trace.at_checkpoint

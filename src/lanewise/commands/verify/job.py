@@ -39,12 +39,12 @@ class RankResult:
     """What one process found."""
 
     probe: Probe | None = None
-    trace: Trace | None = None
-    """What the steps computed; None where they were not run, or failed on every rank."""
+    trace: Trace = field(default_factory=Trace)
+    """What the steps computed; it has none where they were not run, or failed on every rank."""
     error: str = ""
     """Why the steps failed."""
     close: CloseResult | None = None
-    updates: Updates | None = None
+    updates: Updates = field(default_factory=Updates)
     cut: CutProbe = field(default_factory=CutProbe)
     metrics: MetricProbe = field(default_factory=MetricProbe)
 
@@ -151,7 +151,8 @@ class VerifyJob(Job):
             trace.evaluation = self._evaluate_at_end(engine, world)
             trace.hidden = self._hidden(training)
             trace.changed = changed(hidden, hidden_state(training.model, task=task))
-            result.updates = probe_updates(training) if self.is_reference else None
+            if self.is_reference:
+                result.updates = probe_updates(training)
         result.trace = trace
 
     def _result_file(self, rank: int) -> Path:

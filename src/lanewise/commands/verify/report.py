@@ -30,7 +30,7 @@ class VerifyReport:
     @property
     def steps(self) -> Sequence[StepTrace]:
         """The steps that one process took."""
-        return self.layouts[0].steps
+        return self.layouts[0].trace.steps
 
     def describe_steps(self) -> str:
         """Describe what was run."""
@@ -53,7 +53,7 @@ class VerifyReport:
             table.add_column(name, no_wrap=True)
         for layout in self._rows():
             cells = ["differs" if check in layout.differences else "same" for check in CHECKS]
-            if layout.trace is None:
+            if not layout.trace.steps:
                 cells = ["failed" if layout.failure else "not run"]
             table.add_row(layout.name, *cells)
         return table
@@ -92,7 +92,7 @@ class VerifyReport:
         causes = f"{len(self.findings)} cause{'s' if len(self.findings) > 1 else ''} found"
         if failed := [layout.name for layout in self._rows() if layout.failure]:
             return f"{causes}; {_listed(failed)} failed"
-        if not_run := [layout.name for layout in self.layouts if layout.trace is None]:
+        if not_run := [layout.name for layout in self.layouts if not layout.trace.steps]:
             of = "" if len(not_run) == len(self.layouts) else f" of {_listed(not_run)}"
             return f"{causes}; training would refuse it, so no step{of} was run"
         if any(layout.differences for layout in self.layouts):

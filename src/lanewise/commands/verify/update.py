@@ -19,9 +19,9 @@ _NUM_AGAIN = 6
 class Updates:
     """What several updates from equal weights, gradients, optimizer state and random state gave."""
 
-    parameter: str
+    parameter: str = ""
     """A parameter that differs between the updates; empty where none does."""
-    changed: Sequence[str]
+    changed: Sequence[str] = ()
     """Values outside of the optimizer's state dict that a further update changed."""
 
     def __str__(self) -> str:
@@ -29,8 +29,8 @@ class Updates:
         return f"another update from {equal} gives another {self.parameter}"
 
 
-def probe_updates(training: Training) -> Updates | None:
-    """Update several times, at the end of a run. Returns None where the optimizer cannot load its state."""
+def probe_updates(training: Training) -> Updates:
+    """Update several times, at the end of a run, where the optimizer can load its state."""
     model, optimizer = training.model, training.optimizer
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     kept = [(one, one.detach().clone()) for one in (*model.parameters(), *model.buffers())]
@@ -57,7 +57,7 @@ def probe_updates(training: Training) -> Updates | None:
     try:
         first = update()
     except Exception:  # noqa: BLE001 - verify with --resume says what is wrong with it
-        return None
+        return Updates()
     hidden = hidden_state(model, optimizer=optimizer)
     last = update()
     names = changed(hidden, hidden_state(model, optimizer=optimizer))

@@ -81,7 +81,7 @@ def verify(
 def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Callable[[str], None]) -> None:
     """Let each layout go on from the checkpoint of the one before it, and the first from that of the last."""
     pairs = zip(layouts, jobs, strict=True)
-    saved = [(layout, job) for layout, job in pairs if layout.trace is not None and not job.is_repeat]
+    saved = [(layout, job) for layout, job in pairs if layout.trace.steps and not job.is_repeat]
     for (layout, job), (other, saved_by) in zip(saved, saved[-1:] + saved[:-1], strict=True):
         name = f"{layout.name}, going on from {other.name}"
         show(name)

@@ -24,7 +24,7 @@ RAN = ran()
 
 def report(traces=(RAN,) * 4, failures=("",) * 4, findings=(FINDING,), resumed=None) -> VerifyReport:
     layouts = [
-        LayoutResult(name, [] if trace is None and failure else [RankResult(trace=trace)], failure)
+        LayoutResult(name, [] if trace is None and failure else [RankResult(trace=trace or Trace())], failure)
         for name, trace, failure in zip(NAMES, traces, failures, strict=True)
     ]
     if resumed is not None:

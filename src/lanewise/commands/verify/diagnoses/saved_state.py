@@ -18,7 +18,7 @@ _SAVE_IT = (
 def generator_of_the_optimizer(evidence: Evidence) -> Iterator[str]:
     """Find updates that draw from a generator of the optimizer's own."""
     updates = evidence.reference.updates
-    if updates is not None and updates.parameter and generators(updates.changed):
+    if updates.parameter and generators(updates.changed):
         yield f"{updates}{also_changed(generators(updates.changed))}."
 
 
@@ -26,7 +26,7 @@ def generator_of_the_optimizer(evidence: Evidence) -> Iterator[str]:
 def state_of_the_optimizer(evidence: Evidence) -> Iterator[str]:
     """Find updates that depend on what is not in the optimizer's state dict."""
     updates = evidence.reference.updates
-    if updates is not None and updates.parameter:
+    if updates.parameter:
         yield f"{updates}{also_changed(updates.changed)}."
 
 

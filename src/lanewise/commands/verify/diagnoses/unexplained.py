@@ -22,8 +22,7 @@ def unequal_ranks(evidence: Evidence) -> Iterator[str]:
     """Find ranks of one layout that hold different weights after a step."""
     for layout in evidence.layouts:
         for rank, result in enumerate(layout.results):
-            steps = result.trace.steps if result.trace else ()
-            for mine, theirs in zip(layout.steps, steps, strict=False):
+            for mine, theirs in zip(layout.trace.steps, result.trace.steps, strict=False):
                 options = changed(mine.options, theirs.options)
                 where = f"between ranks 0 and {rank} of {layout.name} after step {mine.step + 1}"
                 also = f", and so does {listed(options)}" if options else ""
@@ -35,7 +34,7 @@ def unequal_ranks(evidence: Evidence) -> Iterator[str]:
 def state_in_steps(evidence: Evidence) -> Iterator[str]:
     """Find state that the steps changed, where they differ on several processes."""
     for layout in evidence.layouts[2:]:
-        names = sorted({*evidence.layouts[0].changed, *layout.changed})
+        names = sorted({*evidence.layouts[0].trace.changed, *layout.trace.changed})
         if layout.differences and names:
             yield f"{_first_difference(layout)}; only this is kept from lane to lane: {listed(names)}."
 
@@ -51,7 +50,7 @@ def of_the_rank(evidence: Evidence) -> Iterator[str]:
     """Conclude from what the other diagnoses did not find: one process, started again, gives the same."""
     for layout in evidence.layouts[2:]:
         if layout.differences and not evidence.layouts[1].differences:
-            names = also_changed(layout.hidden_differences or layout.changed)
+            names = also_changed(layout.hidden_differences or layout.trace.changed)
             again = "one process gives the same each time that it is started"
             yield f"{_first_difference(layout)}{names}; {again}."
 
@@ -65,7 +64,7 @@ def of_unknown_cause(evidence: Evidence) -> Iterator[str]:
     """Find any layout that differs."""
     for layout in evidence.layouts[1:]:
         if layout.differences:
-            names = also_changed(layout.hidden_differences or layout.changed)
+            names = also_changed(layout.hidden_differences or layout.trace.changed)
             yield f"{_first_difference(layout)}{names}."
 
 

@@ -40,7 +40,7 @@ def changed_parameter(evidence: Evidence) -> Iterator[str]:
         if probe.passes.changed_parameters:
             yield f"a forward and backward in {process} changed {listed(probe.passes.changed_parameters)}."
     for layout in evidence.layouts:
-        for step in layout.steps:
+        for step in layout.trace.steps:
             if step.changed_outside:
                 names = listed(step.changed_outside)
                 yield f"{names} changed before the update of step {step.step + 1} ({layout.name})."
