@@ -10,7 +10,7 @@ WITHOUT_A_TEST = {
     ".": "task",
     "cli": "audit completion evaluate init report result runs schema train verify",
     "commands/bench": "hosts job side",
-    "commands/doctor": "doctor report",
+    "commands/doctor": "doctor doctor_report",
     "commands/jobs": "outcome refused_exit train",
     "commands/plan": "memory model result sharded tape",
     "commands/verify": "bound evidence job lane_record meeting metric read update",

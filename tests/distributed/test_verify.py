@@ -20,7 +20,7 @@ from lanewise.cli.main import main
 from lanewise.commands.jobs import start as jobs
 from lanewise.commands.verify import verify as module
 from lanewise.commands.verify.job import VerifyJob
-from lanewise.commands.verify.report import VerifyReport
+from lanewise.commands.verify.verify_report import VerifyReport
 from lanewise.config import DataConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.errors import ConfigError
 from lanewise.processes.device.determinism import set_determinism

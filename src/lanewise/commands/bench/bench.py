@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+from lanewise.commands.bench.bench_report import BenchReport
 from lanewise.commands.bench.hosts import measure_on_hosts, modes_on_hosts
 from lanewise.commands.bench.job import BenchJob
 from lanewise.commands.bench.modes import GRADES, Configure, Mode, modes_here, overrides_of, shares_of
-from lanewise.commands.bench.report import BenchReport
 from lanewise.commands.bench.row import BenchRow
 from lanewise.commands.bench.side import Show, Side, start, take_rounds
 from lanewise.commands.bench.tune import tune

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from lanewise.commands.doctor.doctor_report import DoctorReport, HostRow
 from lanewise.commands.doctor.judge import Clock, judge_clocks, judge_links
 from lanewise.commands.doctor.measure import MeasureJob, Measurement
-from lanewise.commands.doctor.report import HostRow, Report
 from lanewise.commands.jobs.hosts import only_on, remote_launcher_of
 from lanewise.commands.jobs.start import check_for_hosts, launch
 from lanewise.commands.jobs.train import TrainJob
@@ -38,7 +38,7 @@ def doctor(
     plan: str,
     expected_gbit: float | None = None,
     show: Callable[[str], object] = lambda _: None,
-) -> Report:
+) -> DoctorReport:
     """Look at the hosts of a configuration, which without others are this machine, and leave nothing there.
 
     Args:
@@ -91,7 +91,7 @@ def doctor(
         )
         for host in hosts
     ]
-    return Report(hosts=rows, faults=faults, notes=notes, measured=measured, ends=ends, plan=plan)
+    return DoctorReport(hosts=rows, faults=faults, notes=notes, measured=measured, ends=ends, plan=plan)
 
 
 def _configuration() -> RunConfig:

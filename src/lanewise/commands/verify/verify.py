@@ -8,7 +8,7 @@ from lanewise.commands.verify import MODULES
 from lanewise.commands.verify.diagnose import diagnose, notes
 from lanewise.commands.verify.evidence import Evidence, LayoutResult
 from lanewise.commands.verify.job import RankResult, VerifyJob
-from lanewise.commands.verify.report import VerifyReport
+from lanewise.commands.verify.verify_report import VerifyReport
 from lanewise.config import ALONE, DistributedConfig, RunConfig
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.lanes import lane_ranges

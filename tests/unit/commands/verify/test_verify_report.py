@@ -7,8 +7,8 @@ import pytest
 from lanewise.commands.verify.diagnose import Finding
 from lanewise.commands.verify.evidence import LayoutResult
 from lanewise.commands.verify.job import RankResult
-from lanewise.commands.verify.report import VerifyReport
 from lanewise.commands.verify.trace import StepTrace, Trace
+from lanewise.commands.verify.verify_report import VerifyReport
 from tests.distributed.tasks import Language, configure
 
 NAMES = ("1 process", "1 again", "2 processes", "3 processes")

@@ -31,7 +31,7 @@ class HostRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class DoctorReport:
     """What `doctor` found."""
 
     hosts: Sequence[HostRow]

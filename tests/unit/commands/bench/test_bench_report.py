@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from lanewise.commands.bench.bench_report import BenchReport
 from lanewise.commands.bench.modes import Mode
-from lanewise.commands.bench.report import BenchReport
 from lanewise.commands.bench.row import BenchRow
 from lanewise.commands.bench.tune import Trial
 from lanewise.config import DistributedConfig
