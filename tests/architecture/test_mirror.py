@@ -13,7 +13,7 @@ WITHOUT_A_TEST = {
     "commands/doctor": "doctor doctor_report",
     "commands/jobs": "outcome refused_exit train",
     "commands/plan": "memory model result sharded tape",
-    "commands/verify": "bound evidence job lane_record meeting metric read update",
+    "commands/verify": "bound evidence interaction job lane_record metric read update",
     "commands/verify/diagnoses": "forward micro_batch samples saved_state unexplained weights",
     "config": "data memory reducer",
     "data": "file_dataset row_groups source stream",

@@ -321,11 +321,11 @@ PRIVATE = {
         "processes/device/live_storage.py commands/plan/real_sizes.py commands/verify/operators.py", *DISPATCH
     ),
     "torch.utils._pytree.TreeSpec": Private(
-        "engine/transforms/checkpointed.py commands/verify/meeting.py", *PYTREE
+        "engine/transforms/checkpointed.py commands/verify/interaction.py", *PYTREE
     ),
     "torch.utils._pytree.keystr": Private("engine/step/lane_error.py", *PYTREE),
     "torch.utils._pytree.tree_flatten": Private(
-        "engine/transforms/checkpointed.py commands/verify/meeting.py", *PYTREE
+        "engine/transforms/checkpointed.py commands/verify/interaction.py", *PYTREE
     ),
     "torch.utils._pytree.tree_flatten_with_path": Private("engine/step/lane_error.py", *PYTREE),
     "torch.utils._pytree.tree_leaves": Private(
@@ -333,7 +333,7 @@ PRIVATE = {
     ),
     "torch.utils._pytree.tree_map_only": Private("commands/plan/real_sizes.py", *PYTREE),
     "torch.utils._pytree.tree_unflatten": Private(
-        "engine/transforms/checkpointed.py commands/verify/meeting.py", *PYTREE
+        "engine/transforms/checkpointed.py commands/verify/interaction.py", *PYTREE
     ),
     "torch.utils.data._utils.worker": Private(
         "data/stream.py",

@@ -59,7 +59,7 @@ class BenchRow:
         return self._per_second(lambda turn: turn.num_units)
 
     def is_faster_than(self, other: "BenchRow") -> bool:
-        """Tell whether it is faster beyond the spread: the middle halves of their rounds do not meet."""
+        """Tell whether it is faster beyond the spread: the middle halves of their rounds do not overlap."""
         own, others = self.samples_per_second, other.samples_per_second
         return own is not None and others is not None and own.low > others.high
 

@@ -45,7 +45,7 @@ class Side:
                 self._stack.callback(world.close)
                 self._worlds.append(world)
             self.firsts: list[First] = sorted(
-                (First(**first) for world in self._worlds for first in world.meet()),
+                (First(**first) for world in self._worlds for first in world.take_firsts()),
                 key=lambda first: first.rank,
             )
             self.num_steps = LEAST_STEPS
@@ -92,17 +92,17 @@ class _World:
         self._thread.start()
 
     def _launch(self) -> None:
-        """Run the job; at its end, come to `meet` in place of processes that failed and do not."""
+        """Run the job; at its end, connect in place of processes that failed and do not."""
         try:
             launch_unseen(self._job, self._num_processes)
         except LanewiseError as error:
             self._failure = error
         finally:
-            with suppress(OSError):  # all have met, and nobody listens any more
+            with suppress(OSError):  # all have connected, and nobody listens any more
                 for _ in range(self._num_processes):
                     JsonConnection.to(self._address).close()
 
-    def meet(self) -> list[Any]:
+    def take_firsts(self) -> list[Any]:
         """Wait until every process has taken its first steps, and return what it found."""
         for _ in range(self._num_processes):
             connection, _ = self._listener.accept()

@@ -110,7 +110,7 @@ class Measurement:
 class MeasureJob(Job):
     """Sums over all processes, and then sends between each pair of hosts; or of processes, on one host.
 
-    The pairs of a round send at the same time, first in one direction and then in the other.
+    The pairs of a group send at the same time, first in one direction and then in the other.
     """
 
     sizes: tuple[int, ...] = field(default=(), kw_only=True)
@@ -178,7 +178,7 @@ def _links(world: World, device: torch.device, ends: Sequence[Sequence[int]]) ->
     """Measure each pair in both directions. Collective: every rank must call this."""
     # Not zeros: a page that was never written is read from the cache, faster than any other.
     buffer = torch.ones(_MOST_BYTES, dtype=torch.uint8, device=device)
-    for pairs in rounds_of_pairs(len(ends)):
+    for pairs in groups_of_pairs(len(ends)):
         for ways in (pairs, [(target, source) for source, target in pairs]):
             mine = None
             for source, target in ways:
@@ -195,10 +195,10 @@ def _links(world: World, device: torch.device, ends: Sequence[Sequence[int]]) ->
                 yield Link(*way, sum(rates), len(rates), min(latencies))
 
 
-def rounds_of_pairs(count: int) -> Iterator[Sequence[tuple[int, int]]]:
-    """Yield the rounds of a round-robin tournament: every pair comes once, and nobody twice in a round.
+def groups_of_pairs(count: int) -> Iterator[Sequence[tuple[int, int]]]:
+    """Yield groups of pairs, as in a tournament: every pair comes once, and nobody twice in a group.
 
-    There are count - 1 rounds for an even number, and count for an odd one, of which each leaves one out.
+    There are count - 1 groups for an even number, and count for an odd one, of which each leaves one out.
     """
     places = list(range(count + count % 2))
     for _ in places[1:]:

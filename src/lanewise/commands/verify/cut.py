@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from lanewise.commands.verify.meeting import where_samples_meet
+from lanewise.commands.verify.interaction import where_samples_interact
 from lanewise.commands.verify.probed_run import ProbedRun
 from lanewise.data import digest
 from lanewise.errors import TaskError
@@ -23,7 +23,7 @@ _DRAWS = "draws random numbers"
 
 Influence = Literal["", "weights", "term", "targets", "forward", "loss", "unknown"]
 """How the micro-batch influences the gradient: it changes the weights of the samples, adds a term once for
-each micro-batch, or changes weights or targets of single terms; or its samples meet in the forward or in
+each micro-batch, or changes weights or targets of single terms; or its samples interact in the forward or in
 the loss. Empty where it has no influence."""
 
 
@@ -144,14 +144,14 @@ def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> CutPr
         return found
     if _has_term(probed):
         return replace(found, influence="term")
-    meeting = where_samples_meet(probed, samples)
+    interaction = where_samples_interact(probed, samples)
     weights = torch.linalg.lstsq(columns, target.unsqueeze(1), driver="gelsd").solution
     residual = float((columns @ weights - target.unsqueeze(1)).norm()) / size_of_rounding
     # With too few elements any target lies in the span, so nothing can be concluded.
     is_weighting = residual <= _SMALL * difference and len(target) >= 2 * len(parts)
-    if meeting == "factor" or (is_weighting and meeting != "loss"):
+    if interaction == "factor" or (is_weighting and interaction != "loss"):
         return replace(found, influence="weights")
-    return replace(found, influence="targets" if meeting == "neither" else meeting)
+    return replace(found, influence="targets" if interaction == "neither" else interaction)
 
 
 def _has_term(probed: ProbedRun) -> bool:

@@ -1,7 +1,7 @@
-"""Tells where the samples of a micro-batch meet: in the forward, in comparisons of the loss, or in neither.
+"""Tells where the samples of a micro-batch interact: in the forward, in the loss, or in neither.
 
-If samples do not meet in the forward, each has the outputs that it has alone. If they do not meet in the
-loss, its gradient for the outputs of one sample does not depend on the outputs of the others; at most all
+If samples do not interact in the forward, each has the outputs that it has alone. If they do not interact in
+the loss, its gradient for the outputs of one sample does not depend on the outputs of the others; at most all
 gradients change by one factor, as those of the root of a mean do. Both are tested on what `Task.forward`
 returns, under other weights than those of the start, which may be zeros.
 """
@@ -17,7 +17,7 @@ from lanewise.commands.verify.probed_run import ProbedRun
 from lanewise.engine.step.lanes import TaskLane
 from lanewise.processes.device.random_state import set_random_state
 
-Meeting = Literal["unknown", "forward", "loss", "factor", "neither"]
+Interaction = Literal["unknown", "forward", "loss", "factor", "neither"]
 """Where samples interact; of several findings, the first one in this order counts."""
 
 _SCALES = (1.0, 4.0)
@@ -25,21 +25,21 @@ _SCALES = (1.0, 4.0)
 _TOLERANCE = 1e-3
 
 
-def where_samples_meet(probed: ProbedRun, samples: Sequence[Any]) -> Meeting:
-    """Tell where the samples of a micro-batch meet. The model must be in evaluation mode.
+def where_samples_interact(probed: ProbedRun, samples: Sequence[Any]) -> Interaction:
+    """Tell where the samples of a micro-batch interact. The model must be in evaluation mode.
 
     Returns `factor` where the outputs of the others change the gradient for a sample's outputs by a factor
     that is the same for all samples. Returns `unknown` where the rows of the outputs are not those of the
     samples, as in a model that returns its loss, or where the loss uses the weights besides the outputs.
     """
     try:
-        found = {_meeting(probed, samples, scale) for scale in _SCALES}
+        found = {_interaction(probed, samples, scale) for scale in _SCALES}
     except Exception:  # noqa: BLE001 - a loss need not take outputs of mixed weights
         return "unknown"
-    return min(found, key=get_args(Meeting).index)
+    return min(found, key=get_args(Interaction).index)
 
 
-def _meeting(probed: ProbedRun, samples: Sequence[Any], scale: float) -> Meeting:
+def _interaction(probed: ProbedRun, samples: Sequence[Any], scale: float) -> Interaction:
     lane = probed.lane_of(samples)
     with probed.other_weights(1, scale):
         parts = [_outputs(probed, probed.lane_of([one]))[0] for one in samples]
@@ -58,7 +58,7 @@ def _meeting(probed: ProbedRun, samples: Sequence[Any], scale: float) -> Meeting
     owners_of_pulled = [owner for owner, pull in zip(owners, pulls, strict=True) if pull.any()]
     if not owners_of_pulled or any(owner is None for owner in owners_of_pulled):
         return "unknown"
-    found: Meeting = "neither"
+    found: Interaction = "neither"
     for first in (0, 1):
         kept = [None if owner is None else owner % 2 == first for owner in owners]
         mixed = [_mix(*leaves) for leaves in zip(kept, mine, others, strict=True)]
