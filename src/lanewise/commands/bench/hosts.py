@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lanewise.commands.bench.job import BenchJob, First, Turn
+from lanewise.commands.bench.job import BenchJob, First, Stint
 from lanewise.commands.bench.modes import GRADES, Configure, Mode, overrides_of
 from lanewise.commands.bench.row import BenchRow
 from lanewise.commands.bench.side import Show
@@ -55,7 +55,7 @@ def measure_on_hosts(rows: Mapping[Mode, BenchRow], configure: Configure, end: f
             row.failure = text_of(error)
             continue
         row.firsts = [First(**first) for first in found["firsts"]]
-        row.rounds = [[Turn(**turn) for turn in turns] for turns in found["rounds"]]
+        row.rounds = [[Stint(**stint) for stint in stints] for stints in found["rounds"]]
 
 
 def _on_first_host(config: RunConfig) -> RunConfig:
