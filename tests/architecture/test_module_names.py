@@ -51,9 +51,7 @@ def test_the_names_that_matter_are_found():
 
 
 def test_a_name_that_leads_nowhere_is_found():
-    assert list(names_in('f"{1} lanewise.x"; f"lanewise.lanes.{1}"; "lanewise.gone"')) == [
-        "lanewise.lanes",
-        "lanewise.gone",
-    ]
+    names = set(names_in('f"{1} lanewise.x"; f"lanewise.lanes.{1}"; "lanewise.gone"'))
+    assert names == {"lanewise.lanes", "lanewise.gone"}
     assert not leads_somewhere("lanewise.gone")
     assert leads_somewhere("lanewise.lanes.SampleOrder")

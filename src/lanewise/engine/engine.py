@@ -19,7 +19,7 @@ from lanewise.engine.run.saving import Saving
 from lanewise.engine.samples.epoch_reads import EpochReads
 from lanewise.engine.step.build import build_pass
 from lanewise.engine.step.closure import ClosureStep
-from lanewise.engine.step.lanes import OwnTerms, Terms
+from lanewise.engine.step.lanes import LaneLosses, OwnLosses
 from lanewise.engine.step.metrics import IntervalReport, StepMetrics, StepReport
 from lanewise.engine.step.several_losses import SeveralLosses
 from lanewise.engine.step.shared import SharedLoss
@@ -90,16 +90,16 @@ class Engine:
         self._pass.is_logged = run.log_interval.ends_with
         if saving is not None:
             self._pass.vote = saving.vote
-        self._terms = self._choose_terms()
+        self._losses = self._choose_losses()
         metrics = StepMetrics(
             run.log_interval, run.phases, run.training.model, loss_scale, with_norms=config.log.gradients
         )
-        self.step = TrainStep(self._pass, self._terms, run.training, metrics)
+        self.step = TrainStep(self._pass, self._losses, run.training, metrics)
         takes_closure = needs_closure(type(run.training.optimizer), is_asked=run.training.closure)
         self.take_step = ClosureStep(self.step).run if takes_closure else self.step.run
         """Takes a step, of which it gets the number and the batches of this process. Collective."""
 
-    def _choose_terms(self) -> Terms:
+    def _choose_losses(self) -> LaneLosses:
         run, feed, runner = self.run, self._pass.feed, self.run.training.runner
         if runner.loss_method != "loss":
             equality = run.config.distributed.equality
@@ -108,7 +108,7 @@ class Engine:
             )
         if runner.has_several_losses:
             return SeveralLosses(feed, run.placement, runner)
-        return OwnTerms(feed, runner)
+        return OwnLosses(feed, runner)
 
     def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = (), run_id: str = "") -> dict[str, float]:
         """Train, and write the model to the run directory.
@@ -209,7 +209,7 @@ class Engine:
     def close(self) -> None:
         """Stop the background work of the reducer."""
         self.reducer.close()
-        self._terms.close()
+        self._losses.close()
 
     @property
     def _ends_early(self) -> bool:

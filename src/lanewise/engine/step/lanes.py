@@ -195,7 +195,7 @@ class StepBatches:
             yield replace(batch, data=copied(batch.data))
 
 
-class Terms(Protocol):
+class LaneLosses(Protocol):
     """Runs the lanes of a step: each with a loss of its own, or with its share of one of several lanes."""
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
@@ -274,14 +274,14 @@ class LaneFeed:
 
 @final
 @dataclass
-class OwnTerms(Terms):
+class OwnLosses(LaneLosses):
     """Runs each lane's forward and its own loss."""
 
     feed: LaneFeed
     runner: LaneRunner
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
-        """See `Terms`."""
+        """See `LaneLosses`."""
         return self.feed.reducer.losses(self.feed.lanes(batches, self.runner.lane))
 
 

@@ -58,7 +58,7 @@ class StepTotals:
         """NaN where some lane's loss is not finite."""
         self.weight = sum_or_nan(weights)
         """Weight of the global batch."""
-        self.allow_update = self.weight > 0 and not math.isnan(self.loss_sum)
+        self.is_trainable = self.weight > 0 and not math.isnan(self.loss_sum)
         """Whether the model may be updated: the weight is not 0, and the loss of every lane is finite."""
 
     @classmethod

@@ -18,9 +18,9 @@ from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lanes import (
     DerivedLane,
     LaneFeed,
+    LaneLosses,
     LaneRunner,
     StepBatches,
-    Terms,
     deriving,
     to_device,
 )
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 @final
-class SeveralLosses(Terms):
+class SeveralLosses(LaneLosses):
     """Runs the lanes of a step for a task that has `loss_weights`. See the module.
 
     Args:
@@ -52,7 +52,7 @@ class SeveralLosses(Terms):
         self._num_terms = 0
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
-        """See `Terms`."""
+        """See `LaneLosses`."""
         kept = StepBatches(batches)
         counted = self._count(kept)
         if self._runs_twice:

@@ -25,7 +25,7 @@ from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.guard.second_forwards import SecondForwards
-from lanewise.engine.step.lanes import DerivedLane, LaneFeed, StepBatches, Terms, deriving
+from lanewise.engine.step.lanes import DerivedLane, LaneFeed, LaneLosses, StepBatches, deriving
 from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, as_real, gather_outputs, map_tensors
 from lanewise.engine.step.terms import LaneLoss, check_whole
@@ -93,7 +93,7 @@ class _Begin(torch.autograd.Function):
 
 
 @final
-class SharedLoss(Terms):
+class SharedLoss(LaneLosses):
     """Runs the lanes of a step for a loss of all its samples. See the module.
 
     It is computed alike on every process, or by rows each lane's where it is carried.
@@ -132,7 +132,7 @@ class SharedLoss(Terms):
             self._all_reduce = open_all_reduce(self._world, placement, equality)
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
-        """See `Terms`."""
+        """See `LaneLosses`."""
         kept, feed = StepBatches(batches), self._feed
         turn = kept.turn
         twice = self._compares or self._runs_twice(turn)

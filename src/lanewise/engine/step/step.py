@@ -1,4 +1,10 @@
-"""One optimizer step over all lanes, in the order in which things happen."""
+"""One optimizer step over all lanes, in the order in which things happen.
+
+begin     forget the gradients of the step before
+backward  of a lane whose forward and loss `LaneLosses` ran; at the last one of this process, tell losses
+finish    hear the losses of all lanes; divide by the weight; merge buffers, or drop them with the gradients
+then      clip, optimizer, scheduler, average, report
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +15,7 @@ from torch import nn
 
 from lanewise.data import LaneBatch
 from lanewise.engine.step.lane_error import note_lane
-from lanewise.engine.step.lanes import LaneFeed, Terms
+from lanewise.engine.step.lanes import LaneFeed, LaneLosses
 from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.metrics import Gradient, StepMetrics, StepReport
 from lanewise.engine.step.terms import LaneLoss
@@ -28,9 +34,9 @@ class Pass:
 
     feed: LaneFeed
     message: StepMessage
-    vote: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False)
+    vote: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False)  # save, stop, end the run
     is_logged: Callable[[int, Sequence[int] | None], bool] = lambda *_: False
-    """Tells it of a step, by its number, and of a stream by the samples of each lane in the next one."""
+    """Whether a step is logged: by its number, and of a stream by what each lane has in the next."""
 
     def __post_init__(self) -> None:
         self.reducer, self.buffers, self.phases = self.feed.reducer, self.feed.buffers, self.feed.phases
@@ -42,15 +48,9 @@ class Pass:
         self.message.begin()
 
     def backward(self, batch: LaneBatch, loss: object, what: str) -> None:
-        """Add a lane whose forward and loss have run.
+        """Add a lane whose forward and loss have run; `loss` is what the user's code gave, or a `LaneLoss`.
 
-        Args:
-            batch: the batch of the lane.
-            loss: what the user's code returned, or a `LaneLoss`; ignored where the lane has no samples.
-            what: the name of the loss in an error message.
-
-        Raises:
-            TaskError: if the loss cannot be trained on.
+        Raises TaskError, in which the loss is called `what`, if it cannot be trained on.
         """
         turn = batch.turn
         self.phases.begin(BACKWARD, turn.step, turn.lane)
@@ -61,7 +61,7 @@ class Pass:
             for look in self.feed.looks:
                 look.after_forward(turn, loss)
             self.message.add(batch, loss)
-            if turn.is_last:  # the exchange overlaps this backward
+            if turn.is_last:  # of this process; the message and the gradients travel during its backward
                 self._turn = turn
                 self.message.send(batch, self.vote(), self.buffers.changes, self.phases.computed_seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
@@ -81,12 +81,12 @@ class Pass:
             self.phases.begin(COMMUNICATION, turn.step)
         totals = self.message.receive()
         is_logged = self.is_logged(turn.step, totals.upcoming)
-        # The backward of a lane alone began with its gradient divided, which spares a division of each.
+        # In a step of a single lane `LaneLoss.root` has divided by the weight, which spares a division here.
         self.reducer.finish(self.message.scale * (1.0 if len(turn.present) == 1 else totals.weight))
         if needs_norm or is_logged or loss_scale is not None:
             norms = self.reducer.gradient_norms()
             norm = torch.linalg.vector_norm(norms)
-        allows_update = totals.allow_update and (loss_scale is None or loss_scale.fits(norm))
+        allows_update = totals.is_trainable and (loss_scale is None or loss_scale.fits(norm))
         if allows_update:
             self.buffers.merge(totals.buffer_changes)
         else:
@@ -94,18 +94,18 @@ class Pass:
             forget_gradients(self.reducer.parameters)
         self.phases.begin(OPTIMIZER, turn.step)
         self.feed.looks = [look for look in self.feed.looks if not look.finish(totals)]
-        if not totals.allow_update:
-            self.message.explain_no_update(totals, turn)  # collective, so after everything else that is
+        if not totals.is_trainable:
+            self.message.explain_no_update(totals, turn)  # raises or warns; collective, so after the others
         return Gradient(turn, totals, norm, norms, allows_update, is_logged)
 
 
 @final
 @dataclass
 class TrainStep:
-    """Takes steps. Where the global weight is 0, or an fp16 gradient overflowed, no weight changes."""
+    """Takes steps. Where the global weight is 0, or an fp16 gradient overflowed, no parameter changes."""
 
     pass_: Pass
-    terms: Terms
+    losses: LaneLosses
     training: Training
     metrics: StepMetrics
 
@@ -123,7 +123,7 @@ class TrainStep:
         """Write the clipped gradient of a step to every `param.grad`, and seed its update. Collective."""
         training, what = self.training, self.training.runner.what
         self.pass_.begin(step)
-        for lane, loss in self.terms.of(batches):  # forward and loss of each lane
+        for lane, loss in self.losses.of(batches):  # runs forward and loss of each lane
             self.pass_.backward(lane.batch, loss, what)
             del lane, loss  # before the next batch is read
         gradient = self.pass_.finish(needs_norm=training.max_grad_norm is not None)
@@ -138,7 +138,7 @@ class TrainStep:
         training, step = self.training, gradient.turn.step
         learning_rate = float(training.optimizer.param_groups[0]["lr"])
         if training.scheduler is not None:
-            training.runner.seed_update(step)  # where others were updated, others may have been drawn
+            training.runner.seed_update(step)  # an optimizer that draws does so for its own parameters
             training.scheduler.step()
         forget_gradients(self.pass_.reducer.parameters)
         if training.average is not None and gradient.allows_update:

@@ -67,7 +67,7 @@ def test_what_each_process_told_is_in_the_order_of_ranks():
 
 def test_a_loss_that_is_not_finite_is_told_as_it_is():
     totals = StepTotals([LaneRow(0, (Term(math.inf, 1.0, 2.0),))])
-    assert (totals.lanes[0].loss_sum, totals.allow_update) == (math.inf, False)
+    assert (totals.lanes[0].loss_sum, totals.is_trainable) == (math.inf, False)
     assert math.isnan(totals.loss_sum)
 
 
@@ -113,7 +113,7 @@ def test_a_lane_without_a_name_counts_nothing_and_a_sum_that_is_not_finite_is_na
     )
     assert totals.metrics["a"] == (math.fsum([0.1, 0.2]), 1.5)
     assert means(totals.metrics) == pytest.approx({"a": 0.2, "b": math.nan, "c": math.nan}, nan_ok=True)
-    assert (totals.loss_sum, totals.weight, totals.allow_update) == (3.0, 3.0, True)
+    assert (totals.loss_sum, totals.weight, totals.is_trainable) == (3.0, 3.0, True)
 
 
 @pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, torch.tensor(-0.5)])

@@ -17,7 +17,7 @@ class Look(Protocol):
     """
 
     def begin(self, turn: LaneTurn) -> None:
-        """Begin a pass over the lanes of a step; a step may have several, with one `finish`."""
+        """Begin to run the lanes of a step, which happens twice where its loss needs other lanes first."""
         return
 
     def before_forward(self, turn: LaneTurn) -> None:
