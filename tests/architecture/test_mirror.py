@@ -29,7 +29,7 @@ WITHOUT_A_TEST = {
         "changed_parameters collectives first_step foreign_gradients foreign_leaves look "
         "second_forwards shared_backward"
     ),
-    "launch": "command fork_server hello host launcher local",
+    "launch": "fork_server hello host launcher local",
     "processes/watch": "heartbeat",
     "reduce": "all_reduce caller fsdp_group passes pending reducer",
     "runs": "callback",
