@@ -66,7 +66,7 @@ MAY_IMPORT_LAUNCH = {
     "cli",
 }
 FORBIDDEN = {("data", "processes.world"): "data is told which lanes to serve and never sees a rank"}
-MAY_IMPORT_LATE = {"", "cli", "commands.jobs", "launch", "__main__"}
+MAY_IMPORT_LATE = {"", "cli", "commands.jobs", "__main__"}
 NO_TORCH_AT_IMPORT = {
     *(
         "",

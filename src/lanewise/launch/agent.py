@@ -7,15 +7,20 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from lanewise.launch.fork_client import SECONDS_BETWEEN_LOOKS, Fork, fork_client
-
-if TYPE_CHECKING:
-    from lanewise.processes.watch.channel import Beat, Channel
-    from lanewise.processes.watch.failure import Failure
-    from lanewise.processes.watch.store import TimedStore
+from lanewise.processes.watch.channel import SILENCE, STORE_LOST, Beat, Channel, failure_of
+from lanewise.processes.watch.failure import (
+    ERROR_FILE_VARIABLE,
+    LAUNCHER_SHOWS_VARIABLE,
+    Failure,
+    recorded_failure,
+)
+from lanewise.processes.watch.stall import Silence
+from lanewise.processes.watch.store import StoreLostError, TimedStore
 
 LOCALHOST = "127.0.0.1"
 _SECONDS_TO_FAIL = 0.1
@@ -81,11 +86,9 @@ class Place:
     num_restarts: int = 0
 
 
-def open_store(address: str) -> "tuple[TimedStore, int]":
+def open_store(address: str) -> tuple[TimedStore, int]:
     """Open the store at which the workers meet, as at that of torchrun's agent; return it and its port."""
     import torch.distributed as dist
-
-    from lanewise.processes.watch.store import TimedStore
 
     listener = socket.create_server((address, 0))  # torch's own would listen on every address
     port = listener.getsockname()[1]
@@ -94,13 +97,9 @@ def open_store(address: str) -> "tuple[TimedStore, int]":
     return TimedStore(store, f"{address}:{port}, which this process keeps,"), port
 
 
-def join_store(address: str, port: int) -> "TimedStore":
+def join_store(address: str, port: int) -> TimedStore:
     """Return the store that the agent of another host has opened."""
-    from datetime import timedelta
-
     import torch.distributed as dist
-
-    from lanewise.processes.watch.store import TimedStore
 
     timeout = timedelta(seconds=_SECONDS_TO_JOIN)
     store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -111,10 +110,10 @@ def run_workers(
     workers: Workers,
     place: Place,
     files: JobFiles,
-    store: "TimedStore",
+    store: TimedStore,
     port: int,
     streams_of: Callable[[int], Streams],
-) -> "Failure | None":
+) -> Failure | None:
     """Start the workers of this host once, and wait for all of them.
 
     When this call returns or raises, or when this process is killed, all of them have ended.
@@ -130,11 +129,6 @@ def run_workers(
     Returns:
         The first failure of the world, if a worker of this host fails.
     """
-    from lanewise.processes.watch.channel import Channel
-    from lanewise.processes.watch.failure import ERROR_FILE_VARIABLE
-    from lanewise.processes.watch.stall import Silence
-    from lanewise.processes.watch.watch import LAUNCHER_SHOWS_VARIABLE
-
     server = fork_client(workers.variables)
     channel = Channel(store, place.world_size)
     environment = {
@@ -191,7 +185,7 @@ def run_workers(
         store.close()
 
 
-def _first_failure(channel: "Channel", codes: Mapping[int, int | None], files: JobFiles) -> "Failure":
+def _first_failure(channel: Channel, codes: Mapping[int, int | None], files: JobFiles) -> Failure:
     """Return the first failure; of a worker that could not tell it, its file or its exit code is known here.
 
     Args:
@@ -199,10 +193,6 @@ def _first_failure(channel: "Channel", codes: Mapping[int, int | None], files: J
         codes: the exit codes of the workers of this host, by rank.
         files: of this host.
     """
-    from lanewise.processes.watch.channel import SILENCE, STORE_LOST
-    from lanewise.processes.watch.failure import Failure, recorded_failure
-    from lanewise.processes.watch.store import StoreLostError
-
     recorded = {rank: failure for rank in codes if (failure := recorded_failure(files.error(rank)))}
     try:
         first = channel.first()
@@ -217,7 +207,7 @@ def _first_failure(channel: "Channel", codes: Mapping[int, int | None], files: J
         return known[0] if known else Failure.of(lost, min(codes))
 
 
-def _failure_of(rank: int, code: int, beat: "Beat | None") -> "Failure":
+def _failure_of(rank: int, code: int, beat: Beat | None) -> Failure:
     """Describe the end of a worker that said nothing.
 
     Args:
@@ -225,8 +215,6 @@ def _failure_of(rank: int, code: int, beat: "Beat | None") -> "Failure":
         code: its exit code.
         beat: what it did last.
     """
-    from lanewise.processes.watch.channel import failure_of
-
     last = "" if beat is None else f" {beat.last}".rstrip()
     if code < 0:
         why = ", often by the kernel for want of memory: see dmesg" if code == -signal.SIGKILL else ""

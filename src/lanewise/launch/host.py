@@ -45,6 +45,7 @@ from lanewise.launch.hello import Port, call, resolves, say_hello
 from lanewise.launch.launcher import count_processes
 from lanewise.launch.scratch import folder_until_exit, remove_all
 from lanewise.processes.die_with_parent import name_process
+from lanewise.processes.watch.failure import Failure
 
 MARK = "lanewise host: "
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -195,8 +196,6 @@ class HostProcess:
 
     def _run(self, workers: Workers, place: Place, files: JobFiles, port: int) -> None:
         """Run the workers, and tell how they ended."""
-        from lanewise.processes.watch.failure import Failure
-
         name_process(f"lanewise: host {place.node}, {count_processes(place.num_processes)}")
         try:
             store = self._store or join_store(place.address, port)

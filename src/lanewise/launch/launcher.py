@@ -6,13 +6,11 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from lanewise.errors import LaunchError
 from lanewise.launch.agent import JobFiles, Workers
-
-if TYPE_CHECKING:
-    from lanewise.processes.watch.failure import Failure
+from lanewise.processes.watch.failure import Failure
 
 
 class Launcher(ABC):
@@ -45,7 +43,7 @@ def count_processes(number: int) -> str:
     return f"{number} process{'es' * (number != 1)}"
 
 
-def run_again(workers: Workers, stderr: int, run_once: "Callable[[int], Failure | None]") -> None:
+def run_again(workers: Workers, stderr: int, run_once: Callable[[int], Failure | None]) -> None:
     """Start all workers, and again as often as they may fail.
 
     Args:

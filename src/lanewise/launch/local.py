@@ -2,13 +2,11 @@
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from lanewise.launch.agent import LOCALHOST, JobFiles, Place, Streams, Workers, open_store, run_workers
 from lanewise.launch.launcher import Launcher, count_processes, run_again
-
-if TYPE_CHECKING:
-    from lanewise.processes.watch.failure import Failure
+from lanewise.processes.watch.failure import Failure
 
 
 @final
@@ -23,7 +21,7 @@ class LocalLauncher(Launcher):
     def run(self, workers: Workers, files: JobFiles) -> None:
         """See `Launcher`."""
 
-        def run_once(num_restarts: int) -> "Failure | None":
+        def run_once(num_restarts: int) -> Failure | None:
             store, port = open_store(LOCALHOST)
             place = Place(
                 num_processes=self.num_processes, world_size=self.num_processes, num_restarts=num_restarts

@@ -11,15 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from lanewise.launch.agent import JobFiles, Place, Workers
 from lanewise.launch.agree import Agreement, Project, interface_variables
 from lanewise.launch.launcher import Launcher, count_processes, run_again
 from lanewise.launch.wire import STDERR, Event, HostError, RemoteHost, Wire
-
-if TYPE_CHECKING:
-    from lanewise.processes.watch.failure import Failure
+from lanewise.processes.watch.channel import SILENCE, STORE_LOST, failure_of
+from lanewise.processes.watch.failure import LOST_HOST, Failure
 
 _ERASE = "\r\033[K"
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -63,7 +62,7 @@ class RemoteLauncher(Launcher):
     def run(self, workers: Workers, files: JobFiles) -> None:
         """See `Launcher`."""
 
-        def run_once(num_restarts: int) -> "Failure | None":
+        def run_once(num_restarts: int) -> Failure | None:
             files.begun.unlink(missing_ok=True)  # until it is there again, a signal ends this process at once
             try:
                 with self._agreed(files, is_again=num_restarts > 0) as (agreement, events):
@@ -155,14 +154,11 @@ class _Run:
     """See `Project`."""
     heard: dict[RemoteHost, tuple[int, float]] = field(default_factory=dict)
     """How often each had said something when that was last seen to change, and when that was."""
-    ended: "dict[RemoteHost, Failure | None]" = field(default_factory=dict)
+    ended: dict[RemoteHost, Failure | None] = field(default_factory=dict)
     is_told_to_stop: bool = False
 
-    def wait(self) -> "Failure | None":
+    def wait(self) -> Failure | None:
         """Return when all hosts have done their part, or with the failure of one."""
-        from lanewise.processes.watch.channel import SILENCE, STORE_LOST
-        from lanewise.processes.watch.failure import LOST_HOST
-
         deadline = math.inf
         while len(self.ended) < len(self.hosts) and time.monotonic() < deadline:
             with suppress(Empty):
@@ -210,11 +206,8 @@ class _Run:
                 self.ended.setdefault(host, _lost(host, f"{what}: it is stopped, or the way to it is cut"))
 
 
-def _lost(host: RemoteHost, why: str) -> "Failure":
+def _lost(host: RemoteHost, why: str) -> Failure:
     """Describe a host that is lost."""
-    from lanewise.processes.watch.channel import failure_of
-    from lanewise.processes.watch.failure import LOST_HOST
-
     text = f"host {host.name}: {why.rstrip('.')}."
     return replace(failure_of(host.first_rank, None, LOST_HOST, text), host=host.name)
 

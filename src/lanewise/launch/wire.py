@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, Never, final, get_type_hints
 from lanewise.errors import LaunchError
 from lanewise.launch.hello import Hello
 from lanewise.launch.host import MARK, SECONDS_BETWEEN_BEATS, HostProcess
+from lanewise.processes.watch.failure import Failure
 from lanewise.processes.watch.told import as_type, read_told
 
 _SECONDS_TO_CONNECT = 60.0
@@ -276,8 +277,6 @@ class RemoteHost:
 
     def _types(self) -> dict[str, list[Any]]:
         """Return the types of the values of each message that the host may send."""
-        from lanewise.processes.watch.failure import Failure
-
         ranks = range(self.first_rank, self.first_rank + self.num_processes)
         return {
             "reply": [self._answer],

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from lanewise.processes.watch.channel import named_ranks
 
 
 def last_collectives() -> list[dict[str, Any]]:
     """Return the newest collective of each process group of this process; empty where torch records none."""
+    import torch  # noqa: PLC0415 - a launcher loads it when it launches
+
     with suppress(AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return read_record(torch._C._distributed_c10d._dump_fr_trace_json())  # type: ignore[attr-defined]  # noqa: SLF001
     return []

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch.distributed as dist
-
 from lanewise.errors import (
     ConfigError,
     LanewiseError,
@@ -25,6 +23,8 @@ from lanewise.processes.watch.heartbeat import Note, heartbeat
 from lanewise.processes.watch.store import StoreLostError
 from lanewise.processes.watch.told import as_type
 
+LAUNCHER_SHOWS_VARIABLE = "LANEWISE_LAUNCHER_SHOWS"
+"""Environment variable which says that the launcher shows the first failure on the terminal."""
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torchrun's contract: the file for `record_failure`."""
 _MISTAKE = ConfigError.exit_code
@@ -130,7 +130,9 @@ def is_consequence(error: BaseException) -> bool:
     """Tell whether an error says only that another process, or the way to it, is lost."""
     if isinstance(error, StorageError) and error.__cause__ is not None:
         error = error.__cause__  # a save fails if a rank that takes part in it is lost
-    if isinstance(error, LostRankError | dist.DistError):
+    from torch.distributed import DistError  # noqa: PLC0415 - a launcher loads torch when it launches
+
+    if isinstance(error, LostRankError | DistError):
         return True
     return type(error) is RuntimeError and _LOST.search(text_of(error)) is not None
 

@@ -4,11 +4,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar, final
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from lanewise.errors import LostRankError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class TimedStore:
         place: its host and port, and who keeps it.
     """
 
-    def __init__(self, store: dist.Store, place: str) -> None:
+    def __init__(self, store: "dist.Store", place: str) -> None:
         self._store = store
         self._place = place
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -69,6 +70,8 @@ class TimedStore:
         self._calls.put(None)
 
     def _call(self, function: Callable[[], T]) -> T:
+        from torch.distributed import DistError  # noqa: PLC0415 - a launcher loads torch when it launches
+
         answer: Future[T] = Future()
         self._calls.put((answer, function))
         is_cut = self._unanswered is not None and not self._unanswered.done()
@@ -77,7 +80,7 @@ class TimedStore:
         except TimeoutError:
             self._unanswered = self._unanswered if is_cut else answer
             why, has_ended = "does not answer: that process is stopped, or the way to it is cut", False
-        except dist.DistError:
+        except DistError:
             why, has_ended = "is lost: that process has ended, or its host, or the connection was reset", True
         raise StoreLostError(f"the store at {self._place} {why}.", has_ended=has_ended)
 

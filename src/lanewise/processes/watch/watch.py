@@ -17,7 +17,12 @@ from lanewise.config import DistributedConfig
 from lanewise.errors import LanewiseError
 from lanewise.processes.die_with_parent import end_session
 from lanewise.processes.watch.channel import Beat, Channel, silent
-from lanewise.processes.watch.failure import Failure, is_consequence, record_failure
+from lanewise.processes.watch.failure import (
+    LAUNCHER_SHOWS_VARIABLE,
+    Failure,
+    is_consequence,
+    record_failure,
+)
 from lanewise.processes.watch.heartbeat import DONE, OWN_CODE, START, heartbeat
 from lanewise.processes.watch.meeting import Meeting
 from lanewise.processes.watch.process import is_debugged, process_table
@@ -25,9 +30,6 @@ from lanewise.processes.watch.stall import describe_stall, gather_evidence
 from lanewise.processes.watch.store import StoreLostError
 
 logger = logging.getLogger(__name__)
-
-LAUNCHER_SHOWS_VARIABLE = "LANEWISE_LAUNCHER_SHOWS"
-"""Environment variable which says that the launcher shows the first failure on the terminal."""
 
 _SECONDS_BETWEEN_LOOKS = 0.25
 _LONGEST_LOOK_SECONDS = 4.0
