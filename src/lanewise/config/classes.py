@@ -206,24 +206,22 @@ class _Constructor:
         if not isinstance(value, str) or type(parsed[name]) not in _YAML_TYPES:
             return lambda: parser.instantiate(parsed)[name]
         # The text was read as YAML.
-        if self._accepts(name, "text"):
+        if self.accepts(name, "text"):
             return lambda: value
         raise ValueError("this is text")
-
-    def accepts_anything(self, name: str) -> bool:
-        """Tell whether an argument has no type hint that could refuse a value."""
-        return name not in self.arguments or self._accepts(name, object())
 
     def named_freely(self, name: str, value: object) -> Iterator[Any]:
         """Yield each class and function that a value names where the type hint would accept any other."""
         parsed = self._parser(only=name).parse_object({name: copy.deepcopy(value)})[name]
         for named, other in named_in(parsed):
-            if self._accepts(name, other):
+            if self.accepts(name, other):
                 yield resolve_class(name, ClassConfig(class_path=named)) if isinstance(named, str) else named
 
-    def _accepts(self, name: str, value: object) -> bool:
+    def accepts(self, name: str, value: object) -> bool:
+        """Tell whether an argument has no type hint that refuses a value."""
         try:
-            self._parser(only=name).parse_object({name: value})
+            if name in self.arguments:
+                self._parser(only=name).parse_object({name: value})
         except Exception:  # noqa: BLE001  # a type may convert by any function
             return False
         return True
@@ -306,7 +304,7 @@ def _bind_argument(
         hint = suggest(name, constructor.arguments, prefix)
         raise ConfigError(f"{key} is not an argument of {constructor.class_path}. {hint}")
     is_object = isinstance(value, Mapping) and "class_path" in value
-    if constructor.accepts_anything(name):
+    if constructor.accepts(name, object()):
         if not is_object:
             return lambda: copy.deepcopy(value)
         nested = read_section(ClassConfig, value, key)

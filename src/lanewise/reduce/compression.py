@@ -48,9 +48,8 @@ class CompressedAllReduce:
         _require_compressible(model)
         self._world_size = world.world_size
         self._is_scaled = compression == "fp16"
-        self._hook: _Hook = default_hooks.bf16_compress_hook
-        if self._is_scaled:
-            self._hook = default_hooks.fp16_compress_hook
+        hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+        self._hook: _Hook = hooks[compression]
         self._factors: dict[int, torch.Tensor] = {}
         if world.rank == 0:
             logger.info(

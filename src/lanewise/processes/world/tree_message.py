@@ -41,9 +41,7 @@ def all_gather_tree(value: Any, device: torch.device) -> list[Any]:
     Raises:
         WorldError: if a value cannot be sent, or what arrives is no message.
     """
-    message = _Message(value)
-    lengths = _all_gather_lengths(message, device)
-    buffer = message.write(max(whole for _, whole in lengths), device)
+    lengths, buffer = _exchange_lengths(value, device)
     received = _allocate((len(lengths), len(buffer)), device)
     all_gather_single(received.view(-1), buffer)
     return _read_all(received, lengths)
@@ -51,9 +49,7 @@ def all_gather_tree(value: Any, device: torch.device) -> list[Any]:
 
 def gather_tree(value: Any, device: torch.device) -> list[Any] | None:
     """Return every rank's value on rank 0, None elsewhere. Collective: see `all_gather_tree`."""
-    message = _Message(value)
-    lengths = _all_gather_lengths(message, device)
-    buffer = message.write(max(whole for _, whole in lengths), device)
+    lengths, buffer = _exchange_lengths(value, device)
     if dist.get_rank():
         dist.gather(buffer)
         return None
@@ -118,11 +114,14 @@ class _Message:
         return buffer.to(device)
 
 
-def _all_gather_lengths(message: _Message, device: torch.device) -> list[tuple[int, int]]:
+def _exchange_lengths(value: Any, device: torch.device) -> tuple[list[tuple[int, int]], torch.Tensor]:
+    """Return the lengths of all ranks' messages, and this one's, as long as the longest. Collective."""
+    message = _Message(value)
     told = torch.tensor(message.lengths, device=device)
     received = told.new_empty((dist.get_world_size(), 2))
     all_gather_single(received.view(-1), told)
-    return _check(received.tolist())
+    lengths = _check(received.tolist())
+    return lengths, message.write(max(whole for _, whole in lengths), device)
 
 
 def _check(lengths: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
