@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, final
 
@@ -86,7 +86,7 @@ class RayLauncher(RemoteLauncher):
     """The GPUs of each bundle."""
     takes_gpus: bool | None
     """Whether they are asked for; None: if the cluster has any."""
-    _group: Any = None
+    _group: Any = field(default=None, init=False)
 
     @contextmanager
     def hosts(self) -> Iterator[tuple[list[RemoteHost], "SimpleQueue[Event]"]]:
