@@ -37,8 +37,8 @@ def completion(arguments: Arguments) -> int:
     for name, (_, purpose) in COMMANDS.items():
         command = find_command(name)
         of_command = commands.add_parser(name, help=purpose)
-        for one in (*command.operands, *command.options):
-            _add(of_command, one)
+        for argument in (*command.operands, *command.options):
+            _add(of_command, argument)
         for key, meaning in _keys(RunConfig) if command.has_overrides else ():
             of_command.add_argument(f"--{key}", help=meaning.replace("%", "%%"))
     script = shtab.complete(parser, arguments[_SHELL])
@@ -48,14 +48,16 @@ def completion(arguments: Arguments) -> int:
     return 0
 
 
-def _add(parser: argparse.ArgumentParser, one: Argument[Any]) -> None:
+def _add(parser: argparse.ArgumentParser, declared: Argument[Any]) -> None:
     import shtab
 
-    is_flag = one.name.startswith("--") and not one.value_name
-    added = parser.add_argument(one.name, help=one.meaning, action="store_true" if is_flag else "store")
-    if one.read is read_path or one.name == "CONFIG":
+    is_flag = declared.name.startswith("--") and not declared.value_name
+    added = parser.add_argument(
+        declared.name, help=declared.meaning, action="store_true" if is_flag else "store"
+    )
+    if declared.read is read_path or declared.name == "CONFIG":
         added.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads it
-    elif one is _SHELL:
+    elif declared is _SHELL:
         added.choices = _SHELLS
 
 

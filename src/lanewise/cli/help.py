@@ -23,13 +23,13 @@ def write_usage(command: Command) -> str:
     usage = [f"usage: lanewise {command.name}", *(argument.usage for argument in declared)]
     if command.has_overrides:
         usage.append("[--key.path value ...]")
-    whole = [one.replace(" ", "\0") for one in usage]  # an option stays beside its value
+    whole = [part.replace(" ", "\0") for part in usage]  # an option stays beside its value
     return "\n".join(_wrap(" ".join(whole), indent=6, first="")).replace("\0", " ")
 
 
 def write_help(command: Command, arguments: Arguments) -> str:
     """Write the usage, what the subcommand does, and every argument that it takes."""
-    lines = [(one.spelling, one.meaning) for one in (*command.operands, *command.options)]
+    lines = [(argument.spelling, argument.meaning) for argument in (*command.operands, *command.options)]
     if command.has_overrides:
         lines.append(
             ("--key.path value", "sets a key of the configuration; `lanewise train --help` lists them")
@@ -75,7 +75,9 @@ def _write_section(cls: type[Section], prefix: str) -> Iterator[str]:
             continue
         kind = key.kind
         if key.section is not None:
-            kind = f"list of sections with {' and '.join(one.name for one in describe_section(key.section))}"
+            kind = (
+                f"list of sections with {' and '.join(part.name for part in describe_section(key.section))}"
+            )
         default = key.default if key.default == "required" else f"default: {key.default}"
         yield from _wrap(_plain(f"{prefix}{key.name}  {kind}; {default}"), indent=6, first="  ")
         yield from _wrap(_plain(key.meaning), indent=6, first=" " * 6)

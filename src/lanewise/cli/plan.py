@@ -55,7 +55,7 @@ def plan(arguments: Arguments) -> int:
     # The numbers of devices are those of --devices.
     replaced = [Override("distributed.devices", "null")]
     if arguments[_LARGEST]:
-        if others := [one.name for one in (*_OF_TABLE, JSON) if one in arguments.values]:
+        if others := [option.name for option in (*_OF_TABLE, JSON) if option in arguments.values]:
             raise ConfigError(f"--largest-micro-batch prints no table: leave {', '.join(others)} out.")
         replaced.append(Override("batch.micro_batch_size", "1"))
     config = load_config(arguments[CONFIG], [*arguments.overrides, *replaced])

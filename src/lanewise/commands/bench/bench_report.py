@@ -113,7 +113,9 @@ class BenchReport:
             kept["distributed.reducer"] = Override("distributed.reducer", reducer)
         if "compile" in kept:  # it rounds otherwise
             kept["distributed.equality"] = Override("distributed.equality", "close")
-        removed = [one for one in overrides_of(fastest.mode, distributed) if one.text in ("null", "false")]
+        removed = [
+            given for given in overrides_of(fastest.mode, distributed) if given.text in ("null", "false")
+        ]
         return [*kept.values(), *removed]
 
     def _describe_trials(self) -> Iterator[str]:

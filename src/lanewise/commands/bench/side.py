@@ -112,21 +112,21 @@ class _World:
     def send(self, num_steps: int) -> None:
         """Tell every process to train a stint."""
         with suppress(OSError):  # `receive` says why
-            for one in self._connections:
-                one.send(num_steps)
+            for connection in self._connections:
+                connection.send(num_steps)
 
     def receive(self) -> list[Any]:
         """Return what every process has to say."""
         try:
-            return [one.receive() for one in self._connections]
+            return [connection.receive() for connection in self._connections]
         except (EOFError, OSError):
             self._thread.join()
             raise self._failure or LaunchError("a process ended before its turn.") from None
 
     def dismiss(self) -> None:
         """Let the processes end: without a connection they have nothing left to do."""
-        for one in self._connections:
-            one.close()
+        for connection in self._connections:
+            connection.close()
         self._listener.close()
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ def tune(
         trial = _try(fastest, build_jobs, kept, change, end)
         yield trial
         if trial.is_kept:
-            kept = [*(one for one in kept if one.key != change.key), change]
+            kept = [*(override for override in kept if override.key != change.key), change]
 
 
 def _changes(config: RunConfig, block_classes: Sequence[str]) -> Iterator[Override]:
@@ -117,7 +117,7 @@ def to_paste(overrides: Sequence[Override]) -> str:
     for key, text in overrides:
         *sections, name = key.split(".")
         section = tree
-        for one in sections:
-            section = section.setdefault(one, {})
+        for outer in sections:
+            section = section.setdefault(outer, {})
         section[name] = read_yaml(text or "", source=key)
     return write_yaml(tree).rstrip()

@@ -98,8 +98,8 @@ class Measurement:
         """Read the result of `MeasureJob`."""
         all_reduce = tree["all_reduce"]
         read = {
-            "equipment": [Equipment(**one) for one in tree["equipment"]],
-            "links": [Link(**one) for one in tree["links"]],
+            "equipment": [Equipment(**of_host) for of_host in tree["equipment"]],
+            "links": [Link(**link) for link in tree["links"]],
             "all_reduce": None if all_reduce is None else TimedAllReduce(**all_reduce),
         }
         return cls(**{**tree, **read})
@@ -189,9 +189,9 @@ def _links(world: World, device: torch.device, ends: Sequence[Sequence[int]]) ->
                     elif world.rank == receiver:
                         _receive(sender, buffer)
             heartbeat.num_pieces += 1
-            told = [one for one in world.all_gather_tree(mine) if one is not None]
+            told = [sent for sent in world.all_gather_tree(mine) if sent is not None]
             for way in ways:
-                rates, latencies = zip(*(one[2:] for one in told if tuple(one[:2]) == way), strict=True)
+                rates, latencies = zip(*(sent[2:] for sent in told if tuple(sent[:2]) == way), strict=True)
                 yield Link(*way, sum(rates), len(rates), min(latencies))
 
 

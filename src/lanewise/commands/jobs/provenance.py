@@ -40,7 +40,9 @@ def describe_start(run: "Run", first_step: int) -> dict[str, Any]:
 
     world = run.world
     replicas = run.reducer.replicas
-    devices = [world.device] if len(replicas) == 1 else [next(one.parameters()).device for one in replicas]
+    devices = (
+        [world.device] if len(replicas) == 1 else [next(model.parameters()).device for model in replicas]
+    )
     names = [device_name(device) for device in devices]
     places = world.all_gather_tree([socket.gethostname(), names])
     config = json.dumps(asdict(run.config), default=str)

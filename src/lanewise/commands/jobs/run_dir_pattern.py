@@ -50,7 +50,7 @@ def find_or_make(pattern: str, *, newest: bool) -> str:
 
 def _matches(pattern: str) -> Iterator[tuple[int, str]]:
     """Yield each run directory of a pattern with its number, which for `{time}` is that of its digits."""
-    (placeholder,) = (one for one in PLACEHOLDERS if one in pattern)
+    (placeholder,) = (known for known in PLACEHOLDERS if known in pattern)
     before, after = map(re.escape, Path(pattern).name.split(placeholder))
     with suppress(FileNotFoundError, NotADirectoryError):
         for path in Path(pattern).parent.iterdir():

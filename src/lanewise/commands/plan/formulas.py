@@ -29,7 +29,7 @@ def peak_memory(measured: Measured, setting: Setting) -> Memory:
     )
     moments = list(_moments_of(setting.kind)(measured, setting, throughout))
     if not is_on_host:
-        gradients = sum(one.shard_bytes(num_parts) for one in measured.weights if one.is_trained)
+        gradients = sum(weight.shard_bytes(num_parts) for weight in measured.weights if weight.is_trained)
         moments.append(replace(throughout, gradients=gradients, temporary=update.temporary_bytes))
     return max(moments, key=lambda memory: memory.num_bytes)
 
@@ -63,7 +63,7 @@ def _moments_of_ddp(measured: Measured, setting: Setting, throughout: Memory) ->
     """
     tape, size, complete = measured.tape, measured.gradient_bytes, measured.complete_bytes
     first, num_lanes = tape.peak(complete), setting.num_lanes_each
-    last = tape.peak(size - one for one in complete)
+    last = tape.peak(size - num_bytes for num_bytes in complete)
     # In the first step DDP is entered after the backward, and the optimizer has no state yet.
     yield replace(throughout, optimizer=0, gradients=size + first.added_bytes, activations=first.lane_bytes)
     if measured.equality == "exact":

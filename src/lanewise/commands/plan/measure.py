@@ -55,7 +55,7 @@ def largest_batch(config: RunConfig) -> LaneBatch:
     loader = build_run_loader(alone, build_task(alone), world, placement)
     num_steps = -(-_NUM_BATCHES // config.batch.num_lanes)
     batches = islice(_noted(loader, loader.batches(0, num_steps)), _NUM_BATCHES)
-    return max(batches, key=lambda batch: sum(one.nbytes for one in tensors_in(batch.data)))
+    return max(batches, key=lambda batch: sum(tensor.nbytes for tensor in tensors_in(batch.data)))
 
 
 def _noted(loader: LaneSource, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
@@ -139,7 +139,7 @@ def _measure(config: RunConfig, batch: LaneBatch, device_type: str, mode: FakeTe
     return Measured(
         weights=weights_of(model, blocks),
         tape=tape,
-        buffer_bytes=sum(one.nbytes for one in model.buffers()),
+        buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         changed_buffer_bytes=_changed_bytes(model, before),
         num_buffers=len(before),
         update=lru_cache(partial(measure_update, config, task, model, mode, device_type)),
@@ -168,7 +168,7 @@ def _build_model(config: RunConfig, task: Task, mode: FakeTensorMode | None) -> 
         model = build_model(task, seed)
     with mode:  # all are made anew: a fake tensor that was copied by deepcopy has several storages
         model = with_tensors(
-            model, lambda one: torch.empty_strided(one.size(), one.stride(), dtype=one.dtype)
+            model, lambda tensor: torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
         )
         return _transformed(model, config)
 

@@ -79,8 +79,8 @@ class Measured:
         """Bytes of the gradients that are complete, in each stretch of the tape."""
         return list(
             accumulate(
-                self.weights[one.number].num_bytes if one.mark is TapeMark.GRADIENT else 0
-                for one in self.tape.stretches
+                self.weights[stretch.number].num_bytes if stretch.mark is TapeMark.GRADIENT else 0
+                for stretch in self.tape.stretches
             )
         )
 

@@ -151,7 +151,7 @@ class MemoryJob(Job):
                     pass
         finally:
             logging.disable(logging.NOTSET)
-        buckets = sum(one.nbytes for one in engine.training.model.parameters() if one.requires_grad)
+        buckets = sum(weight.nbytes for weight in engine.training.model.parameters() if weight.requires_grad)
         del engine
         gc.collect()  # free reference cycles before the next size is measured
         if not is_counted:

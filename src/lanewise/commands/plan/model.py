@@ -43,10 +43,12 @@ def weights_of(model: nn.Module, blocks: Sequence[nn.Module]) -> list[Weight]:
         for parameter in block.parameters():
             groups.setdefault(parameter, number)
     weights = []
-    for one in model.parameters():
-        num_rows = one.shape[0] if one.dim() else 1
+    for tensor in model.parameters():
+        num_rows = tensor.shape[0] if tensor.dim() else 1
         weights.append(
-            Weight(num_rows, one.nbytes // max(num_rows, 1), one.requires_grad, groups.get(one, ROOT))
+            Weight(
+                num_rows, tensor.nbytes // max(num_rows, 1), tensor.requires_grad, groups.get(tensor, ROOT)
+            )
         )
     return weights
 
@@ -61,6 +63,8 @@ def with_tensors(
         make: gives the data of a parameter or buffer of the copy, from that of the model.
         makes_buffers: whether buffers are made too; else the copy shares those of the model.
     """
-    memo: dict[int, object] = {id(one): make(one) if makes_buffers else one for one in model.buffers()}
-    memo |= {id(one): nn.Parameter(make(one), one.requires_grad) for one in model.parameters()}
+    memo: dict[int, object] = {
+        id(buffer): make(buffer) if makes_buffers else buffer for buffer in model.buffers()
+    }
+    memo |= {id(weight): nn.Parameter(make(weight), weight.requires_grad) for weight in model.parameters()}
     return copy.deepcopy(model, memo)

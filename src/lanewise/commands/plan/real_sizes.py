@@ -43,22 +43,22 @@ class RealSizes(TorchDispatchMode):
         if not any(map(_is_small, results)):
             return made
         given = _fakes_in((args, kwargs))
-        earlier = {key_of(one.untyped_storage()) for one in given}
-        are_new = [key_of(one.untyped_storage()) not in earlier for one in results]
+        earlier = {key_of(fake.untyped_storage()) for fake in given}
+        are_new = [key_of(result.untyped_storage()) not in earlier for result in results]
         if any(are_new) and not all(map(_is_small, given)):
             sizes = self._sizes_of(function, (args, kwargs or {}), [*given, *results])
-            for one, is_new, size in zip(results, are_new, sizes, strict=False):
-                if is_new and _is_small(one):
-                    one.untyped_storage().resize_(size)
+            for result, is_new, size in zip(results, are_new, sizes, strict=False):
+                if is_new and _is_small(result):
+                    result.untyped_storage().resize_(size)
         return made
 
     def _sizes_of(self, function: Any, inputs: Any, known: Sequence[torch.Tensor]) -> Sequence[int]:
         """Return the bytes of each tensor that an operator makes; none if that cannot be found out."""
-        described = tree_map_only(FakeTensor, lambda one: (one.size(), one.stride(), one.dtype), inputs)
+        described = tree_map_only(FakeTensor, lambda fake: (fake.size(), fake.stride(), fake.dtype), inputs)
         key = (function, torch.is_grad_enabled(), repr(described))
         if key not in self._sizes:
             self._sizes[key] = ()
-            sizes = [one.untyped_storage().nbytes() for one in known]
+            sizes = [fake.untyped_storage().nbytes() for fake in known]
             needed, free = sum(sizes) * (2 if all(sizes) else 1 + _WORKSPACE), free_bytes(_CPU, 1)
             try:
                 if free is not None and needed > free:
@@ -73,7 +73,9 @@ def _run_real(function: Any, inputs: Any) -> Sequence[int]:
     with unset_fake_temporarily():
         args, kwargs = tree_map_only(FakeTensor, _real, inputs)
         made = function(*args, **kwargs)
-        return [one.untyped_storage().nbytes() for one in tree_leaves(made) if isinstance(one, torch.Tensor)]
+        return [
+            leaf.untyped_storage().nbytes() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)
+        ]
 
 
 def _real(fake: torch.Tensor) -> torch.Tensor:
@@ -83,7 +85,7 @@ def _real(fake: torch.Tensor) -> torch.Tensor:
 
 
 def _fakes_in(values: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(values) if isinstance(one, FakeTensor)]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, FakeTensor)]
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

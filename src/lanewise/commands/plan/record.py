@@ -68,7 +68,7 @@ def run_lane(model: nn.Module, lane: TaskLane) -> None:
 def _loss_of(lane: TaskLane, outputs: Any) -> torch.Tensor:
     returned = lane.loss(outputs, lane.batch.data)
     if terms := terms_of(returned):
-        return torch.stack([one.sum for one in terms]).sum()
+        return torch.stack([term.sum for term in terms]).sum()
     loss = returned.sum if isinstance(returned, Loss) else returned
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise TaskError(
@@ -80,7 +80,7 @@ def _loss_of(lane: TaskLane, outputs: Any) -> torch.Tensor:
 
 def _bytes_of(data: Any) -> int:
     """Return the bytes of the storages of all tensors."""
-    storages = {key_of(one.untyped_storage()): one.untyped_storage() for one in tensors_in(data)}
+    storages = {key_of(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors_in(data)}
     return sum(storage.nbytes() for storage in storages.values())
 
 
@@ -121,7 +121,7 @@ class _Recorder:
 
     def _end_block(self, number: int, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
         self.mark(TapeMark.BLOCK_END, number)
-        if with_gradient := [one for one in tensors_in(outputs) if one.requires_grad]:
+        if with_gradient := [output for output in tensors_in(outputs) if output.requires_grad]:
             register_multi_grad_hook(
                 with_gradient, lambda _: self.mark(TapeMark.BLOCK_BACKWARD, number), mode="any"
             )

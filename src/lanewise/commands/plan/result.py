@@ -102,7 +102,7 @@ class Plan:
             yield f"activations are those of the CPU's kernels: {self.device_type} may keep more or less"
         if flops := self.flops_per_sample:
             yield f"forward and backward of a sample: {flops:.4g} operations, for log.flops_per_sample"
-        if operators := sorted({name for one in self.measured for name in one.not_counted}):
+        if operators := sorted({name for measured in self.measured for name in measured.not_counted}):
             yield (
                 f"what {', '.join(operators)} may keep besides the results is not counted: they would "
                 "have to run on real tensors, which failed or needs more memory than is free"

@@ -43,7 +43,9 @@ class _Lane:
             self.gathered[weight.group] += int(part * num_shards * measured.gathered_itemsize_factor)
             self.part[weight.group] += part * weight.is_trained
         self.num_missing = Counter(
-            weights[one.number].group for one in measured.tape.stretches if one.mark is TapeMark.GRADIENT
+            weights[stretch.number].group
+            for stretch in measured.tape.stretches
+            if stretch.mark is TapeMark.GRADIENT
         )
         """Gradients that are not complete, by group."""
         has_earlier_lanes, size = setting.num_lanes_each > 1, self.part.total()

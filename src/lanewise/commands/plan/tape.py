@@ -54,7 +54,7 @@ class Tape:
         Args:
             added_bytes: for each stretch, what is in use besides.
         """
-        return max(map(LanePeak, (one.peak_bytes for one in self.stretches), added_bytes), key=sum)
+        return max(map(LanePeak, (stretch.peak_bytes for stretch in self.stretches), added_bytes), key=sum)
 
 
 class LanePeak(NamedTuple):

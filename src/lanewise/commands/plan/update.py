@@ -69,12 +69,12 @@ def measure_update(
 
     with mode or FakeTensorMode(allow_non_fake_inputs=True):
         twin = with_tensors(model, part, makes_buffers=False)
-        trained = [one for one in twin.parameters() if one.requires_grad]
+        trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
         optimizer = build_optimizer(replace(config, optimizer=section), task, twin)
         if cut == "whole":
             own = _largest_part(optimizer, num_parts)
             for group in optimizer.param_groups:
-                group["params"] = [one for one in group["params"] if one in own]
+                group["params"] = [parameter for parameter in group["params"] if parameter in own]
         with LiveStorage() as live:
             peak_bytes = 0
             for _ in range(2):  # the first one makes the state
@@ -84,14 +84,14 @@ def measure_update(
                 live.take_peak()
                 optimizer.step()
                 peak_bytes = live.take_peak()
-            held_bytes = sum(one.nbytes for one in trained)  # the gradients
+            held_bytes = sum(parameter.nbytes for parameter in trained)  # the gradients
             return Update(before - held_bytes, max(0, peak_bytes - before))
 
 
 def _largest_part(optimizer: Optimizer, num_parts: int) -> set[nn.Parameter]:
     """Return the parameters of the process that updates most of them, as `OptimizerShards` deals them."""
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    num_bytes = {str(number): one.nbytes for number, one in enumerate(parameters)}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    num_bytes = {str(number): parameter.nbytes for number, parameter in enumerate(parameters)}
     parts = share_out(num_bytes, min(num_parts, len(parameters)))  # further ones are empty
     largest = max(parts, key=lambda part: sum(num_bytes[name] for name in part))
     return {parameters[int(name)] for name in largest}

@@ -100,7 +100,9 @@ def _gradients(engine: Engine, steps: Sequence[int]) -> Iterator[tuple[int, dict
             loader.note(upcoming)
         yield (
             step,
-            _on_cpu((name, one.grad) for name, one in model.named_parameters() if one.grad is not None),
+            _on_cpu(
+                (name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None
+            ),
         )
     if state is not None:
         state.load_state_dict(here)
@@ -115,8 +117,10 @@ def _absolute(gradient: torch.Tensor) -> torch.Tensor:
 
 def _on_cpu(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return tensors that can be saved and compared: complex ones become pairs of real numbers."""
-    plain = {name: whole(one.detach()).cpu() for name, one in named}
+    plain = {name: whole(tensor.detach()).cpu() for name, tensor in named}
     return {
-        name: (real_view(one) if one.is_complex() else one).clone(memory_format=torch.contiguous_format)
-        for name, one in plain.items()
+        name: (real_view(tensor) if tensor.is_complex() else tensor).clone(
+            memory_format=torch.contiguous_format
+        )
+        for name, tensor in plain.items()
     }

@@ -125,7 +125,11 @@ def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> CutPr
     parts = [_gradient(probed, samples[start : start + size]) for start in range(0, len(samples), size)]
     parts = [part for part in parts if part[1] > 0]
     weight = sum(part_weight for _, part_weight in parts)
-    types = {one.dtype for one in probed.model.parameters() if one.is_floating_point() or one.is_complex()}
+    types = {
+        tensor.dtype
+        for tensor in probed.model.parameters()
+        if tensor.is_floating_point() or tensor.is_complex()
+    }
     tolerance = math.sqrt(max(torch.finfo(dtype).eps for dtype in types))
     if not whole_weight or not weight:
         return found
@@ -173,6 +177,6 @@ def _gradient(probed: ProbedRun, samples: Sequence[Any]) -> tuple[torch.Tensor, 
     """
     with probed.kept_state():
         loss, gradients = probed.gradients(probed.lane_of(samples))
-    step = -(-sum(one.numel() for one in gradients.values()) // _MAX_ELEMENTS)
-    flat = [(real_view(one) if one.is_complex() else one).reshape(-1) for one in gradients.values()]
-    return torch.cat([one[::step].cpu().double() for one in flat]), loss.weight
+    step = -(-sum(part.numel() for part in gradients.values()) // _MAX_ELEMENTS)
+    flat = [(real_view(part) if part.is_complex() else part).reshape(-1) for part in gradients.values()]
+    return torch.cat([elements[::step].cpu().double() for elements in flat]), loss.weight

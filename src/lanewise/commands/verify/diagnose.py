@@ -35,12 +35,12 @@ from lanewise.commands.verify.evidence import Diagnosis, Evidence, Kind, listed
 
 DIAGNOSES = sorted(
     (
-        one
+        found
         for file in (samples, weights, forward, micro_batch, saved_state, unexplained)
-        for one in vars(file).values()
-        if isinstance(one, Diagnosis)
+        for found in vars(file).values()
+        if isinstance(found, Diagnosis)
     ),
-    key=lambda one: get_args(Kind).index(one.kind),
+    key=lambda diagnosis: get_args(Kind).index(diagnosis.kind),
 )
 """All diagnoses in the order in which they are tried: that of their kinds, within a kind that of its file."""
 
@@ -107,8 +107,8 @@ def _on_cut(evidence: Evidence) -> Iterator[str]:
 
 
 def _on_metrics(evidence: Evidence) -> Iterator[str]:
-    for name, (one, two) in evidence.reference.metrics.of_micro_batches.items():
-        gives = f"two samples give {one:.6g} in one micro-batch, and {two:.6g} in two"
+    for name, (in_one, in_two) in evidence.reference.metrics.of_micro_batches.items():
+        gives = f"two samples give {in_one:.6g} in one micro-batch, and {in_two:.6g} in two"
         yield f"{name} depends on micro_batch_size: {gives}."
 
 

@@ -50,7 +50,9 @@ class LayoutResult:
             self.differences = compare(reference.trace, self.trace)
             self.hidden_differences = changed(reference.trace.hidden, self.trace.hidden)
             restored = self.trace.at_checkpoint
-            names = [name for name, one in reference.trace.at_checkpoint.items() if restored.get(name) != one]
+            names = [
+                name for name, state in reference.trace.at_checkpoint.items() if restored.get(name) != state
+            ]
             # What is the same at the end, as a memo that is filled again, hardly matters.
             lasting = {name for name in names if name.startswith(BUFFER)} | {*self.hidden_differences}
             self.not_restored = [name for name in names if name in lasting] or names

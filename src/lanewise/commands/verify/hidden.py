@@ -143,12 +143,12 @@ def probe_generators(run: Callable[[], str], model: nn.Module, **others: object)
     held = own_generators(model, **others)
     if not held:
         return GeneratorProbe()
-    put_backs = [_put_back(one.value) for one in held]
+    put_backs = [_put_back(source.value) for source in held]
     try:
         first = states()
         usual, after_first = run(), states()
-        for one in held:
-            _draw(one.value)
+        for source in held:
+            _draw(source.value)
         second = states()
         is_same, after_second = run() == usual, states()
     finally:
@@ -159,9 +159,9 @@ def probe_generators(run: Callable[[], str], model: nn.Module, **others: object)
     moved = [
         name for name in first if name not in unmoved and after_first.get(name) != after_second.get(name)
     ]
-    used = [f"{one.name}{_MARK}" for one in held if is_used_in_lanes(one, others.values())]
+    used = [f"{source.name}{_MARK}" for source in held if is_used_in_lanes(source, others.values())]
     unmoved = [name for name in unmoved if name in used and (is_same or moved)]
-    is_of_lanes = any(f"{one.name}{_MARK}" in moved and not one.is_of_a_dataset for one in held)
+    is_of_lanes = any(f"{source.name}{_MARK}" in moved and not source.is_of_a_dataset for source in held)
     return GeneratorProbe(moved, unmoved, is_of_lanes)
 
 

@@ -42,7 +42,7 @@ def where_samples_interact(probed: ProbedRun, samples: Sequence[Any]) -> Interac
 def _interaction(probed: ProbedRun, samples: Sequence[Any], scale: float) -> Interaction:
     lane = probed.lane_of(samples)
     with probed.other_weights(1, scale):
-        parts = [_outputs(probed, probed.lane_of([one]))[0] for one in samples]
+        parts = [_outputs(probed, probed.lane_of([sample]))[0] for sample in samples]
         mine, tree = _outputs(probed, lane)
     with probed.other_weights(2, scale):
         others, _ = _outputs(probed, lane)
@@ -87,13 +87,13 @@ def _owners(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor 
     return torch.arange(len(parts), device=whole.device).repeat_interleave(sizes)
 
 
-def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _agree(mine: torch.Tensor, other: torch.Tensor) -> bool:
     """Tell whether the elements that both have are the same; one of them may be padded."""
-    common = tuple(slice(min(sizes)) for sizes in zip(one.shape, other.shape, strict=True))
-    one, other = one.detach()[common], other.detach()[common]
-    if not one.numel():
+    common = tuple(slice(min(sizes)) for sizes in zip(mine.shape, other.shape, strict=True))
+    mine, other = mine.detach()[common], other.detach()[common]
+    if not mine.numel():
         return True
-    return bool((one - other).abs().max() <= _TOLERANCE * other.abs().max())
+    return bool((mine - other).abs().max() <= _TOLERANCE * other.abs().max())
 
 
 def _pulls(
@@ -110,7 +110,7 @@ def _pulls(
     set_random_state(0)
     loss = lane.check(lane.loss(outputs, copy.deepcopy(lane.batch.data))).sum
     trained = [leaf for leaf in given if leaf.requires_grad]
-    weights = [one for one in probed.model.parameters() if one.requires_grad]
+    weights = [weight for weight in probed.model.parameters() if weight.requires_grad]
     gradients = torch.autograd.grad(loss, [*trained, *weights], materialize_grads=True)  # type: ignore[arg-type]
     if any(gradient.any() for gradient in gradients[len(trained) :]):
         raise ValueError("the loss uses the weights besides the outputs")
@@ -121,7 +121,7 @@ def _pulls(
 def _rows(tensors: Sequence[torch.Tensor], kept: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Return the elements of the kept rows of all tensors."""
     pairs = zip(tensors, kept, strict=True)
-    return torch.cat([one[rows].flatten().double() for one, rows in pairs if rows is not None])
+    return torch.cat([tensor[rows].flatten().double() for tensor, rows in pairs if rows is not None])
 
 
 def _mix(kept: torch.Tensor | None, mine: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

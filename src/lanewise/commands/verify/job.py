@@ -183,7 +183,7 @@ class VerifyJob(Job):
 
     def _state_of(self, training: Training) -> dict[str, str]:
         """Return the digests of buffers and of such values; others may differ because of the first ones."""
-        buffers = {f"{BUFFER}{name}": digest(whole(one)) for name, one in training.model.named_buffers()}
+        buffers = {f"{BUFFER}{name}": digest(whole(value)) for name, value in training.model.named_buffers()}
         return buffers | self._hidden(training)
 
     def _evaluate(

@@ -89,12 +89,12 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
     of_means: _Values = {}
     of_cuts: _Values = {}
     end = time.monotonic() + _SECONDS
-    for one, other in zip(range(num_samples), range(1, num_samples), strict=False):
+    for first, other in zip(range(num_samples), range(1, num_samples), strict=False):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # as of classes that these samples lack
-                alone, together = values([one], [other]), values([one, other])
-                twice, in_one = values([one], [one], [other]), values([one, one], [other])
+                alone, together = values([first], [other]), values([first, other])
+                twice, in_one = values([first], [first], [other]), values([first, first], [other])
         except Exception:  # noqa: BLE001 - a metric need not have a value of so few samples
             return
         unlike_one = _differing(reader, alone, in_one)
@@ -108,7 +108,7 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
 
 
 def _metrics(probed: ProbedRun) -> Mapping[str, "Metric"]:
-    return {name: one.to(probed.device) for name, one in probed.task.build_metrics().items()}
+    return {name: metric.to(probed.device) for name, metric in probed.task.build_metrics().items()}
 
 
 def _update(probed: ProbedRun, lane: TaskLane, copies: Iterable[Mapping[str, "Metric"]]) -> None:

@@ -59,9 +59,9 @@ class Divergence:
     """Whether torch's default generators were in the same state before it."""
 
 
-def first_divergence(one: Sequence[Call], other: Sequence[Call]) -> Divergence | None:
+def first_divergence(calls: Sequence[Call], others: Sequence[Call]) -> Divergence | None:
     """Return the first call in which two recordings of the same computation differ, or None."""
-    for mine, theirs in zip_longest(one, other):
+    for mine, theirs in zip_longest(calls, others):
         if mine is None or theirs is None:
             return Divergence(mine or theirs, has_equal_inputs=False, has_equal_random_state=True)
         has_equal_inputs = (mine.operator, mine.inputs) == (theirs.operator, theirs.inputs)

@@ -103,7 +103,7 @@ def probe(config: RunConfig, probed: ProbedRun, *, is_reference: bool, is_repeat
     """
     weights = {name: digest(value) for name, value in probed.tensors().items()}
     weights |= {
-        f"{name}.requires_grad": str(one.requires_grad) for name, one in probed.model.named_parameters()
+        f"{name}.requires_grad": str(weight.requires_grad) for name, weight in probed.model.named_parameters()
     }
     reads = probe_reads(probed, is_repeat=is_repeat)
     hidden = hidden_state(probed.model, task=probed.task)
@@ -145,7 +145,7 @@ def begin_with(probed: ProbedRun, lane: int, cache: Path) -> None:
 def _read_and_run(probed: ProbedRun) -> str:
     """Read the first lane's micro-batch anew and compute it, and read a sample of each eval dataset."""
     batch = probed.reader_again()[probed.turn, probed.indices_of(probed.turn)].data
-    readers = (LaneReader(one, probed.task.collate, probed.seed) for one in probed.eval_datasets.values())
+    readers = (LaneReader(data, probed.task.collate, probed.seed) for data in probed.eval_datasets.values())
     return digest(batch, [reader.read(0, (0,)) for reader in readers], probed.run(probed.turn, batch))
 
 
@@ -158,7 +158,7 @@ def _probe_passes(probed: ProbedRun, batch: Any, hidden: Mapping[str, str]) -> P
     changed_state: set[str] = set()
     for _ in range(2):
         lane = probed.lane(probed.turn, batch)
-        versions = {name: one._version for name, one in parameters.items()}
+        versions = {name: weight._version for name, weight in parameters.items()}
         with probed.kept_state():
             with recording(model) as recorded:
                 loss, gradients = probed.gradients(lane)
@@ -169,11 +169,13 @@ def _probe_passes(probed: ProbedRun, batch: Any, hidden: Mapping[str, str]) -> P
             for name, value in probed.tensors().items():
                 if name not in state or not torch.equal(value, state[name]):
                     changed_state.add(name)
-            changed_state |= {name for name, one in parameters.items() if one._version != versions[name]}
+            changed_state |= {
+                name for name, weight in parameters.items() if weight._version != versions[name]
+            }
     with probed.other_weights(0):  # a teacher that equals its student changes with these only
         state = {name: value.detach().clone() for name, value in parameters.items()}
         probed.gradients(probed.lane(probed.turn, batch))
-        changed_state |= {name for name, one in parameters.items() if not torch.equal(one, state[name])}
+        changed_state |= {name for name, weight in parameters.items() if not torch.equal(weight, state[name])}
     in_parameters = sorted(changed_state & parameters.keys())
     return Passes(results, calls, changed_hidden, in_parameters, sorted(changed_state - parameters.keys()))
 

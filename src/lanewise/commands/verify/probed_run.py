@@ -193,8 +193,10 @@ class ProbedRun:
         loss = lane.run(self.model)
         if loss.sum is not None:
             loss.sum.backward()
-        trained = ((name, one) for name, one in self.model.named_parameters() if one.requires_grad)
-        gradients = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in trained}
+        trained = ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
+        gradients = {
+            name: torch.zeros_like(weight) if weight.grad is None else weight.grad for name, weight in trained
+        }
         self.model.zero_grad()
         return loss, gradients
 
@@ -207,7 +209,7 @@ class ProbedRun:
     @contextmanager
     def kept_state(self) -> Iterator[None]:
         """Restore weights and buffers afterwards."""
-        weights = [(one, one.detach().clone()) for one in self.model.parameters()]
+        weights = [(weight, weight.detach().clone()) for weight in self.model.parameters()]
         with kept_buffers([self.model]):
             yield
         with torch.no_grad():

@@ -53,7 +53,7 @@ class Reads:
     def differing(self, other: "Reads") -> list[str]:
         """Return the names of the other's samples that differ from these, those of epoch 0 first."""
         found = [name for name, digests in other.samples.items() if self.samples.get(name) != digests]
-        late = [name for name, one in other.later.items() if self.later.get(name) != one]
+        late = [name for name, value in other.later.items() if self.later.get(name) != value]
         return found + [name for name in late if name not in found]
 
 
@@ -90,7 +90,7 @@ def probe_reads(probed: ProbedRun, *, is_repeat: bool) -> Reads:
     reads += [(0, name) for name in evaluation]
     first = {(epoch, name): read(epoch, name) for epoch, name in reads}
     batch = [digest(probed.read())]
-    opaque = [one for one in opaque_types() if one not in of_state]
+    opaque = [name for name in opaque_types() if name not in of_state]
     # Backwards, so that what changes with every eighth read does not fall on the same samples.
     again = probed.reader_again()
     sources |= {name: (again, index) for name, (_, index) in training.items()}

@@ -130,14 +130,16 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
     def look() -> None:
         before = _digests(model.named_parameters())
         trace.changed_outside = [name for name in weights if weights[name] != before[name]]
-        gradients = ((name, one.grad) for name, one in model.named_parameters() if one.grad is not None)
+        gradients = (
+            (name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None
+        )
         trace.gradients = _digests(gradients)
         trace.options = _options(optimizer)
 
     def before_update(_optimizer: Optimizer, arguments: tuple[Any, ...], _: Any) -> Any:
         """Note the gradient; where only a closure gives it, note the first one that the closure gives."""
         this, closure = (*arguments, None)[:2]
-        if closure is None or any(one.grad is not None for one in model.parameters()):
+        if closure is None or any(weight.grad is not None for weight in model.parameters()):
             look()
             return None
 
@@ -188,7 +190,8 @@ def _options(optimizer: Optimizer) -> dict[str, str]:
     """Return the options of each parameter group as JSON."""
     return {
         f"{key} of group {number}": json.dumps(
-            value, default=lambda one: one.tolist() if isinstance(one, torch.Tensor) else repr(one)
+            value,
+            default=lambda tensor: tensor.tolist() if isinstance(tensor, torch.Tensor) else repr(tensor),
         )
         for number, group in enumerate(optimizer.param_groups)
         for key, value in group.items()

@@ -32,14 +32,14 @@ class Updates:
 def probe_updates(training: Training) -> Updates:
     """Update several times, at the end of a run, where the optimizer can load its state."""
     model, optimizer = training.model, training.optimizer
-    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    kept = [(one, one.detach().clone()) for one in (*model.parameters(), *model.buffers())]
-    gradients = {name: 0.1 * one.detach() + 0.01 for name, one in trained.items()}
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    kept = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+    gradients = {name: 0.1 * weight.detach() + 0.01 for name, weight in trained.items()}
     state = copy.deepcopy(optimizer.state_dict())
 
     def give_gradients() -> float:
-        for name, one in trained.items():
-            one.grad = gradients[name].clone()
+        for name, weight in trained.items():
+            weight.grad = gradients[name].clone()
         return 0.0
 
     closures = [give_gradients] if needs_closure(type(optimizer), is_asked=training.closure) else []
@@ -47,12 +47,12 @@ def probe_updates(training: Training) -> Updates:
     def update() -> dict[str, str]:
         optimizer.load_state_dict(copy.deepcopy(state))
         with torch.no_grad():
-            for one, value in kept:
-                one.copy_(value)
+            for tensor, value in kept:
+                tensor.copy_(value)
         give_gradients()
         set_random_state(0)
         optimizer.step(*closures)
-        return {name: digest(one) for name, one in trained.items()}
+        return {name: digest(weight) for name, weight in trained.items()}
 
     try:
         first = update()

@@ -50,8 +50,8 @@ def verify(
     for count in devices:
         lane_ranges(config.batch.num_lanes, count)  # raises before anything is run
     counts = [1, 1, *(count for count in dict.fromkeys(devices) if count != 1)]
-    one, kind = ("device", "devices") if config.distributed.is_one_process else ("process", "processes")
-    names = [f"1 {one}", "1 again", *(f"{count} {kind}" for count in counts[2:])]
+    singular, kind = ("device", "devices") if config.distributed.is_one_process else ("process", "processes")
+    names = [f"1 {singular}", "1 again", *(f"{count} {kind}" for count in counts[2:])]
     with temporary_folder() as folder:
         jobs = [
             VerifyJob(

@@ -126,8 +126,8 @@ def _layout_to_json(layout: LayoutResult) -> dict[str, Any]:
         "num_processes": len(layout.results),
         "failure": layout.failure or None,
         "differences": {
-            check: {"place": one.place, "values": [repr(value) for value in one.values]}
-            for check, one in layout.differences.items()
+            check: {"place": difference.place, "values": [repr(value) for value in difference.values]}
+            for check, difference in layout.differences.items()
         },
         "close": asdict(layout.close) if layout.close else None,
     }

@@ -67,9 +67,9 @@ mean_of_terms = Diagnosis(
 def unmerged_metric(evidence: Evidence) -> Iterator[str]:
     """Find metrics whose merged copies give another value than one copy that saw all samples."""
     found = [
-        f"{name} is {one:.6g} when one copy sees all samples, and {merged:.6g} when the states of several "
+        f"{name} is {whole:.6g} when one copy sees all samples, and {merged:.6g} when the states of several "
         "copies are merged"
-        for name, (one, merged) in evidence.reference.metrics.unmerged.items()
+        for name, (whole, merged) in evidence.reference.metrics.unmerged.items()
     ]
     if found:
         yield f"{'; '.join(found)}."

@@ -27,8 +27,8 @@ def micro_batch_changes(evidence: Evidence) -> Iterator[str]:
     """Find micro-batches that differ when collate gets equal samples again."""
     for process, probe in evidence.probes():
         batch = probe.reads.batch
-        for number, one in enumerate(batch, 1):
-            if one != batch[0]:
+        for number, digest in enumerate(batch, 1):
+            if digest != batch[0]:
                 yield (
                     f"collate, called {number} times in {process} with equal samples under the same random "
                     f"state, gives a different micro-batch{also_changed(probe.reads.changed)}."
