@@ -3,10 +3,9 @@
 Each formula lists the moments of a step at which most memory may be in use; the largest of them counts.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 
-from lanewise.commands.plan.memory import Measured, Memory, Moments, Setting, updated_parts
+from lanewise.commands.plan.memory import Measured, Memory, Moment, Setting, updated_parts
 from lanewise.commands.plan.pending import pending_counts, pending_sums
 from lanewise.commands.plan.sharded import moments_of_fsdp
 from lanewise.config import ReducerKind
@@ -27,14 +26,14 @@ def peak_memory(measured: Measured, setting: Setting) -> Memory:
         average=parameters + measured.buffer_bytes if measured.has_average and not is_on_host else 0,
         buffers=measured.buffer_bytes * (num_replicas + 1) + measured.changed_buffer_bytes * num_kept,
     )
-    moments = list(_moments_of(setting.kind)(measured, setting, throughout))
+    moments = list(_moments_of(setting.kind)(measured, setting))
     if not is_on_host:
         gradients = sum(weight.shard_bytes(num_parts) for weight in measured.weights if weight.is_trained)
-        moments.append(replace(throughout, gradients=gradients, temporary=update.temporary_bytes))
-    return max(moments, key=lambda memory: memory.num_bytes)
+        moments.append(Moment(gradients, temporary=update.temporary_bytes))
+    return max(map(throughout.at, moments), key=lambda memory: memory.num_bytes)
 
 
-def _moments_of(kind: ReducerKind) -> Callable[[Measured, Setting, Memory], Moments]:
+def _moments_of(kind: ReducerKind) -> Callable[[Measured, Setting], Iterator[Moment]]:
     """Return the formula of a reducer, by what it says of itself."""
     if kind.shards_weights:
         return moments_of_fsdp
@@ -42,7 +41,7 @@ def _moments_of(kind: ReducerKind) -> Callable[[Measured, Setting, Memory], Mome
     return formulas[kind.runs_on]
 
 
-def _moments_of_single(measured: Measured, setting: Setting, throughout: Memory) -> Moments:
+def _moments_of_single(measured: Measured, setting: Setting) -> Iterator[Moment]:
     """Yield the moments of one process that carries all lanes."""
     tape, size = measured.tape, measured.gradient_bytes
     first = tape.peak(measured.complete_bytes)
@@ -51,11 +50,11 @@ def _moments_of_single(measured: Measured, setting: Setting, throughout: Memory)
         sums = pending_sums(setting.num_lanes, 1)
         pending = max(sums.before_last, sums.at_last) * size
     elif setting.num_lanes > 1:
-        yield replace(throughout, gradients=size, activations=tape.peak().lane_bytes)
-    yield replace(throughout, gradients=pending + first.added_bytes, activations=first.lane_bytes)
+        yield Moment(size, tape.peak().lane_bytes)
+    yield Moment(pending + first.added_bytes, first.lane_bytes)
 
 
-def _moments_of_ddp(measured: Measured, setting: Setting, throughout: Memory) -> Moments:
+def _moments_of_ddp(measured: Measured, setting: Setting) -> Iterator[Moment]:
     """Yield the moments of one process of several that have the whole model.
 
     DDP keeps its buckets, of the size of the gradient, throughout. Beside them are the gradients of the lanes
@@ -65,27 +64,23 @@ def _moments_of_ddp(measured: Measured, setting: Setting, throughout: Memory) ->
     first, num_lanes = tape.peak(complete), setting.num_lanes_each
     last = tape.peak(size - num_bytes for num_bytes in complete)
     # In the first step DDP is entered after the backward, and the optimizer has no state yet.
-    yield replace(throughout, optimizer=0, gradients=size + first.added_bytes, activations=first.lane_bytes)
+    yield Moment(size + first.added_bytes, first.lane_bytes, has_state=False)
     if measured.equality == "exact":
         sums = pending_sums(setting.num_lanes, setting.num_devices)
         if num_lanes > 1:
-            gradients = (1 + sums.before_last) * size + first.added_bytes
-            yield replace(throughout, gradients=gradients, activations=first.lane_bytes)
+            yield Moment((1 + sums.before_last) * size + first.added_bytes, first.lane_bytes)
         last = last if sums.at_last else tape.peak()
-        gradients = max(1, sums.at_last) * size + last.added_bytes
-        yield replace(throughout, gradients=gradients, activations=last.lane_bytes)
-        gradients = (1 + sums.at_last) * size + first.added_bytes
-        yield replace(throughout, optimizer=0, gradients=gradients, activations=first.lane_bytes)
+        yield Moment(max(1, sums.at_last) * size + last.added_bytes, last.lane_bytes)
+        yield Moment((1 + sums.at_last) * size + first.added_bytes, first.lane_bytes, has_state=False)
     elif num_lanes == 1:
-        yield replace(throughout, gradients=size, activations=tape.peak().lane_bytes)
+        yield Moment(size, tape.peak().lane_bytes)
     else:
         for peak in (first, last):
-            yield replace(throughout, gradients=size + peak.added_bytes, activations=peak.lane_bytes)
-        between = replace(throughout, gradients=2 * size, activations=tape.peak().lane_bytes)
-        yield between if num_lanes > 2 else replace(between, optimizer=0)
+            yield Moment(size + peak.added_bytes, peak.lane_bytes)
+        yield Moment(2 * size, tape.peak().lane_bytes, has_state=num_lanes > 2)
 
 
-def _moments_of_replicas(measured: Measured, setting: Setting, throughout: Memory) -> Moments:
+def _moments_of_replicas(measured: Measured, setting: Setting) -> Iterator[Moment]:
     """Yield the moments of one process that drives all devices.
 
     Where each device has a memory of its own, they are those of the first device.
@@ -102,18 +97,17 @@ def _moments_of_replicas(measured: Measured, setting: Setting, throughout: Memor
         # The lanes that run at once come one after the other, and are added as far as the tree allows.
         num_lanes = num_others + 1
         num_held = num_lanes if measured.shares_memory else num_lanes.bit_length()
-        yield replace(throughout, gradients=pending + num_held * size)
+        yield Moment(pending + num_held * size)
     if measured.shares_memory:
         waiting, accumulated = num_others * tape.saved_bytes, num_others * size
         # The backward goes through the graph of the last lane first.
         for earlier, saved in ((0, waiting), (accumulated, 0)):
-            gradients = pending + earlier + first.added_bytes
-            yield replace(throughout, gradients=gradients, activations=saved + first.lane_bytes)
+            yield Moment(pending + earlier + first.added_bytes, saved + first.lane_bytes)
         if adds_lanes:
-            yield replace(throughout, gradients=accumulated + size, activations=waiting + again.lane_bytes)
-        yield replace(throughout, gradients=accumulated + size + pending)
+            yield Moment(accumulated + size, waiting + again.lane_bytes)
+        yield Moment(accumulated + size + pending)
     else:
         num_gathered = num_others if setting.kind.gathers_outputs else 0
         gathered = num_gathered * (tape.output_bytes + tape.loss_bytes)
         peak, gradients = (again, size) if adds_lanes else (first, pending + first.added_bytes)
-        yield replace(throughout, gradients=gradients, activations=gathered + peak.lane_bytes)
+        yield Moment(gradients, gathered + peak.lane_bytes)

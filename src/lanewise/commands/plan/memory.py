@@ -1,9 +1,9 @@
 """What the formulas take and return: what was measured, a setting, and the memory in use at one moment."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TypeAlias
+from typing import NamedTuple
 
 from lanewise.commands.plan.model import Weight
 from lanewise.commands.plan.tape import Tape, TapeMark
@@ -85,6 +85,16 @@ class Measured:
         )
 
 
+class Moment(NamedTuple):
+    """What is in use at one moment of a step, besides what is in use throughout; see `Memory`."""
+
+    gradients: int
+    activations: int = 0
+    temporary: int = 0
+    has_state: bool = True
+    """Whether the optimizer has its state, which it makes in the first step."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Memory:
     """What is in use in a process at one moment, in bytes."""
@@ -106,8 +116,10 @@ class Memory:
         """The sum of all."""
         return sum(vars(self).values())
 
-
-Moments: TypeAlias = Iterator[Memory]
+    def at(self, moment: Moment) -> "Memory":
+        """Return what is in use at a moment, with this throughout."""
+        of_moment = moment._asdict()
+        return replace(self, optimizer=self.optimizer * of_moment.pop("has_state"), **of_moment)
 
 
 def updated_parts(measured: Measured, setting: Setting) -> tuple[int, Cut]:

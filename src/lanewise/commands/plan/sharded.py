@@ -8,18 +8,17 @@ until the next block sends.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import final
 
-from lanewise.commands.plan.memory import Measured, Memory, Moments, Setting
+from lanewise.commands.plan.memory import Measured, Moment, Setting
 from lanewise.commands.plan.model import ROOT
 from lanewise.commands.plan.pending import pending_sums
 from lanewise.commands.plan.tape import Stretch, TapeMark
 
 
-def moments_of_fsdp(measured: Measured, setting: Setting, throughout: Memory) -> Moments:
+def moments_of_fsdp(measured: Measured, setting: Setting) -> Iterator[Moment]:
     """Yield the moments of one process of several that share the model."""
-    lane = _Lane(measured, setting, throughout)
+    lane = _Lane(measured, setting)
     for stretch in measured.tape.stretches:
         yield from lane.play(stretch)
 
@@ -28,9 +27,8 @@ def moments_of_fsdp(measured: Measured, setting: Setting, throughout: Memory) ->
 class _Lane:
     """The state of a process in the course of one lane. Groups are those of `Weight.group`."""
 
-    def __init__(self, measured: Measured, setting: Setting, throughout: Memory) -> None:
+    def __init__(self, measured: Measured, setting: Setting) -> None:
         weights, num_shards = measured.weights, setting.num_devices
-        self.throughout = throughout
         self.weights = weights
         self.is_exact = measured.equality == "exact"
         self.num_shards = num_shards
@@ -69,7 +67,7 @@ class _Lane:
         self.sent_bytes = 0
         """Bytes of the last group that was sent, kept until the next one is."""
 
-    def play(self, stretch: Stretch) -> Iterator[Memory]:
+    def play(self, stretch: Stretch) -> Iterator[Moment]:
         """Do what a mark asks for, and yield what is in use then and until the next mark."""
         number, live = stretch.number, stretch.live_bytes
         match stretch.mark:
@@ -92,7 +90,7 @@ class _Lane:
                 yield from self._send(ROOT, live)
         yield self._moment(stretch.peak_bytes)
 
-    def _gather(self, group: int, live: int, *, in_forward: bool) -> Iterator[Memory]:
+    def _gather(self, group: int, live: int, *, in_forward: bool) -> Iterator[Moment]:
         size = self.gathered[group]
         if group in self.whole or not size:
             return
@@ -108,7 +106,7 @@ class _Lane:
         """Begin to gather the group that the backward needs next: the one before a place in the order."""
         self.buffer_bytes = self.gathered[self.order[place - 1]] if place else 0
 
-    def _send(self, group: int, live: int) -> Iterator[Memory]:
+    def _send(self, group: int, live: int) -> Iterator[Moment]:
         part = self.part[group]
         self.whole.discard(group)
         self.sent_bytes = part * self.num_shards
@@ -118,11 +116,7 @@ class _Lane:
         yield self._moment(live, part)
         self.shards += 0 if self.keeps_shards else part
 
-    def _moment(self, live: int, more: int = 0) -> Memory:
+    def _moment(self, live: int, more: int = 0) -> Moment:
         gathered = sum(self.gathered[group] for group in self.whole) + self.buffer_bytes
-        return replace(
-            self.throughout,
-            gradients=self.unsent.total() + self.pending + self.shards,
-            activations=live,
-            temporary=gathered + self.sent_bytes + more,
-        )
+        gradients = self.unsent.total() + self.pending + self.shards
+        return Moment(gradients, live, gathered + self.sent_bytes + more)
