@@ -20,6 +20,7 @@ _MODULES = (
     "torchmetrics.retrieval",
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
+    "attrs",  # which jsonargparse imports when it reads the first class
     "docstring_parser",
     "jsonargparse",
     "pandas",  # which pyarrow imports when it makes the first table

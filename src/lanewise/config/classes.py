@@ -10,7 +10,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, final, get_args, get_origin
 
@@ -20,7 +20,7 @@ from lanewise.config.class_path import ClassConfig, resolve, resolve_class
 from lanewise.config.optimizer import refuse_optimizer
 from lanewise.config.run import RunConfig
 from lanewise.config.scheduler import length_hint
-from lanewise.config.trust import REMEDY, is_known, named_in, refusing_imports_from
+from lanewise.config.trust import named_in, refuse_unknown, refusing_imports_from
 from lanewise.errors import ConfigError, LanewiseError, collecting
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def check_classes(config: RunConfig, *, has_task: bool = False, untrusted: Seque
         ConfigError: lists every mistake of all sections.
     """
     mistakes: list[str] = []
-    inner = replace(_OBJECT, refuse=partial(_refuse_unknown, config.search_path)) if untrusted else _OBJECT
+    inner = replace(_OBJECT, refuse=partial(refuse_unknown, config.search_path)) if untrusted else _OBJECT
     with refusing_imports_from(untrusted):
         for key, section in _sections(config):
             if has_task and key == "task":
@@ -227,14 +227,20 @@ class _Constructor:
         return True
 
     def _parser(self, only: str | None = None) -> "ArgumentParser":
-        """Make a parser of all arguments, or of one alone."""
-        from jsonargparse import ArgumentParser  # takes a tenth of torch's time, and an own loop needs none
+        """Return a parser of all arguments, or of one alone."""
+        others = frozenset() if only is None else frozenset(self.arguments) - {only}
+        return _parser_of(self.cls, self._is_function, others | {self._num_runtime_args})
 
-        parser = ArgumentParser(exit_on_error=False, print_config=None)
-        others = set() if only is None else self.arguments.keys() - {only}
-        add = parser.add_function_arguments if self._is_function else parser.add_class_arguments
-        add(self.cls, fail_untyped=False, skip={self._num_runtime_args, *others})
-        return parser
+
+@lru_cache(256)  # it reads the source of the class and of its parents, for longer than a step takes
+def _parser_of(cls: Any, is_function: bool, skip: frozenset[int | str]) -> "ArgumentParser":
+    """Make a parser of what a class or function takes, without arguments by name and the first ones."""
+    from jsonargparse import ArgumentParser  # takes a tenth of torch's time, and an own loop needs none
+
+    parser = ArgumentParser(exit_on_error=False, print_config=None)
+    add = parser.add_function_arguments if is_function else parser.add_class_arguments
+    add(cls, fail_untyped=False, skip=set(skip))
+    return parser
 
 
 def _require_kind(cls: type, class_path: str, key: str, kind: _Kind) -> None:
@@ -252,13 +258,6 @@ def _require_kind(cls: type, class_path: str, key: str, kind: _Kind) -> None:
         raise ConfigError(f"{key}.class_path: {class_path} does not define {missing}. Add it to the class.")
     if why := kind.refuse(cls):
         raise ConfigError(f"{key}.class_path: {class_path} cannot be used. {why}")
-
-
-def _refuse_unknown(search_path: str | None, cls: type) -> str:
-    """Refuse a class that no type asks for, where the configuration may be somebody else's."""
-    if is_known(cls, search_path):
-        return ""
-    return f"No type in the signature asks for it, and it is not of the project. {REMEDY}"
 
 
 def _bind(

@@ -26,7 +26,7 @@ from lanewise.config.load import Override
 from lanewise.config.run import RunConfig
 from lanewise.errors import ConfigError
 
-REMEDY = "If you trust it, add --trust (from Python: trust=True)."
+_REMEDY = "If you trust it, add --trust (from Python: trust=True)."
 
 # Others in torch start programs or write files.
 _KNOWN = (
@@ -62,7 +62,14 @@ def distrust(
     return config, (folder,)
 
 
-def is_known(found: object, search_path: str | None) -> bool:
+def refuse_unknown(search_path: str | None, cls: type) -> str:
+    """Refuse a class that no type asks for, where the configuration may be somebody else's."""
+    if _is_known(cls, search_path):
+        return ""
+    return f"No type in the signature asks for it, and it is not of the project. {_REMEDY}"
+
+
+def _is_known(found: object, search_path: str | None) -> bool:
     """Tell whether a class or function may be named where no type says what is meant."""
     name = getattr(found, "__module__", None) or ""
     if name != _WRITES and any(f"{name}.".startswith(f"{package}.") for package in _KNOWN):
@@ -175,5 +182,5 @@ class _Guard(MetaPathFinder):
         if any(lies_in(origin, folder) for folder in self._folders):
             raise ConfigError(
                 f"{fullname} would be imported from {origin}, which came with the run, or which others can "
-                f"write, and may be somebody else's. {REMEDY}"
+                f"write, and may be somebody else's. {_REMEDY}"
             )
