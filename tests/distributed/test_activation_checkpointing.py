@@ -23,6 +23,7 @@ from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import VOCABULARY, configure, train
 from tests.distributed.test_fsdp import Deeper
+from tests.slow import slow
 
 NUM_LAYERS = 5
 
@@ -95,12 +96,10 @@ def without() -> list[Any]:
 @pytest.mark.parametrize(
     ("reducer", "num_processes", "devices"),
     [
-        ("single", 1, 1),
         ("ddp", 2, 2),
         ("fsdp", 2, 2),
-        pytest.param("fsdp", 3, 3, marks=pytest.mark.slow),
-        ("data_parallel", 1, 2),
         ("balanced_data_parallel", 1, 3),
+        *slow(("single", 1, 1), ("fsdp", 3, 3), ("data_parallel", 1, 2)),
     ],
 )
 def test_no_byte_changes(without, reducer, num_processes, devices):

@@ -1,7 +1,7 @@
 """A loss of all samples of a step: its gradient is that of one graph, with the same bytes on any N."""
 
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 
 import pytest
@@ -39,17 +39,21 @@ from tests.distributed.contrastive import (
 )
 from tests.distributed.tasks import configure, gradients, train
 from tests.script import run_script
+from tests.slow import slow
 
 OWN_LOOP = Path(__file__).with_name("own_batch_loss.py")
 CASES = [(Contrastive, {"loss": name}) for name in LOSSES] + [(ByRows, {"loss": "clip"})]
 
 
-def of_cases(*slow: str) -> list[object]:
-    """Give the cases, of which those of a batch_loss by these names are slow."""
-    is_slow = [task is Contrastive and arguments["loss"] in slow for task, arguments in CASES]
+def of_cases(fast: str) -> list[object]:
+    """Give the cases, of which all but that of a batch_loss by this name are slow."""
     return [
-        pytest.param(*case, marks=pytest.mark.slow if slow else ())
-        for case, slow in zip(CASES, is_slow, strict=True)
+        pytest.param(
+            task,
+            arguments,
+            marks=() if task is Contrastive and arguments["loss"] == fast else pytest.mark.slow,
+        )
+        for task, arguments in CASES
     ]
 
 
@@ -62,7 +66,7 @@ def with_either_task(layouts, fast=(Contrastive, ByRows)):
     ]
 
 
-@pytest.mark.parametrize(("task", "arguments"), of_cases("info_nce", "dice", "triplet", "clip"), ids=str)
+@pytest.mark.parametrize(("task", "arguments"), of_cases("nt_xent"), ids=str)
 def test_bytes_do_not_depend_on_the_number_of_processes(task, arguments):
     config = configure(task, **arguments)
     (alone,) = run_distributed(train, 1, config)
@@ -94,7 +98,7 @@ def by_hand(world, config):
     return seen
 
 
-@pytest.mark.parametrize(("task", "arguments"), of_cases("info_nce", "clip"), ids=str)
+@pytest.mark.parametrize(("task", "arguments"), of_cases("dice"), ids=str)
 def test_gradients_are_those_of_one_graph_over_the_whole_batch(task, arguments):
     config = configure(task, **arguments, double=True, optimizer="torch.optim.SGD", lr=0.05)
     (expected,) = run_distributed(by_hand, 1, config)
@@ -173,16 +177,25 @@ def test_each_reducer_leaves_the_bytes_of_one_device(reducer, num_devices, preci
 
 @pytest.mark.parametrize(
     ("reducer", "task"),
-    with_either_task(
-        [("ddp",), ("data_parallel",), ("balanced_data_parallel",), ("fsdp",)], (ByRows, Contrastive)
-    ),
+    [
+        ("ddp", ByRows),
+        ("data_parallel", Contrastive),
+        *slow(
+            ("ddp", Contrastive),
+            ("data_parallel", ByRows),
+            *product(("balanced_data_parallel", "fsdp"), (ByRows, Contrastive)),
+        ),
+    ],
 )
 def test_with_one_lane_for_each_device_graphs_are_kept_with_the_same_bytes(reducer, task):
     arguments = {"task": task, "loss": "clip", "num_lanes": 3, "norm": reducer != "fsdp"}
     assert run(configured(reducer, 3, **arguments)) == run(configured("single", 1, **arguments))
 
 
-@pytest.mark.parametrize(("reducer", "task"), with_either_task([("ddp",), ("fsdp",)]))
+@pytest.mark.parametrize(
+    ("reducer", "task"),
+    [("ddp", Contrastive), *slow(("ddp", ByRows), ("fsdp", Contrastive), ("fsdp", ByRows))],
+)
 def test_close_is_near(reducer, task):
     _, expected = run(configured("single", 1, task=task, loss="clip", norm=False))
     _, losses = run(configured(reducer, 3, task=task, loss="clip", norm=False, equality="close"))
@@ -201,7 +214,7 @@ def test_an_own_loop_leaves_the_same_bytes_on_any_number_of_processes(tmp_path):
     assert len(found[0][0].splitlines()) == 8
 
 
-@pytest.mark.parametrize("task", [Complex, InContainer])
+@pytest.mark.parametrize("task", [*slow(Complex), InContainer])
 def test_outputs_may_be_complex_or_in_containers_or_empty(task):
     alone = run(configured("single", 1, task=task, loss="clip"))
     assert run(configured("ddp", 3, task=task, loss="clip")) == alone
@@ -223,7 +236,7 @@ def evaluate(world, config):
     return evaluate_batch(runner, model, {"test": task.train_dataset()}, world, config.batch)
 
 
-@pytest.mark.parametrize("task", [Contrastive, ByRows])
+@pytest.mark.parametrize("task", [*slow(Contrastive), ByRows])
 def test_evaluation_makes_a_batch_of_the_micro_batches_of_all_lanes(task):
     config = configure(task, loss="clip", dropout=0.0, double=True, micro_batch_size=7)
     (alone,) = run_distributed(evaluate, 1, config)

@@ -7,10 +7,11 @@ import pytest
 from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
 from tests.distributed.contrastive import ByRows, Contrastive, Keeps, nt_xent
 from tests.distributed.tasks import configure
-from tests.distributed.test_batch_loss import configured, run, with_either_task
+from tests.distributed.test_batch_loss import configured, run
 from tests.distributed.test_reducers import train_part
 from tests.distributed.test_several_losses import TwoLosses, Unknown
-from tests.distributed.test_verify import verify
+from tests.distributed.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
+from tests.slow import slow
 
 
 @pytest.mark.parametrize("task", [Contrastive, pytest.param(ByRows, marks=pytest.mark.slow)])
@@ -26,7 +27,13 @@ def test_it_goes_on_under_other_reducers_from_the_middle_of_an_epoch(tmp_path, t
 
 @pytest.mark.parametrize(
     ("reducer", "num_devices", "task"),
-    with_either_task([("single", 1), ("ddp", 3), ("fsdp", 2)], (ByRows, Contrastive)),
+    [
+        ("ddp", 3, Contrastive),
+        *slow(
+            ("ddp", 3, ByRows),
+            *((*layout, task) for layout in (("single", 1), ("fsdp", 2)) for task in (ByRows, Contrastive)),
+        ),
+    ],
 )
 def test_activation_checkpointing_changes_no_byte(task, reducer, num_devices):
     section = ActivationCheckpointingConfig(blocks=("Linear",))
@@ -50,10 +57,8 @@ def test_compiled_models_leave_the_same_bytes(task):
 @pytest.mark.parametrize(
     ("task", "arguments"),
     [
-        (Contrastive, {"loss": nt_xent.__name__, "norm": True}),
-        pytest.param(ByRows, {"loss": "clip"}, marks=pytest.mark.slow),
-        pytest.param(TwoLosses, {}, marks=pytest.mark.slow),
-        (Unknown, {}),
+        (ByRows, {"loss": "clip"}),
+        *slow((Contrastive, {"loss": nt_xent.__name__, "norm": True}), (TwoLosses, {}), (Unknown, {})),
     ],
 )
 def test_verify_finds_nothing(task, arguments):

@@ -12,6 +12,7 @@ from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Smooth, configure
 from tests.distributed.test_stream_verify import Lanes, Learns, Plain
+from tests.slow import slow
 
 
 def measure(world: World, config: RunConfig) -> tuple[list[First], list[list[Stint]]]:
@@ -29,18 +30,18 @@ def train(world: World, config: RunConfig) -> str:
     return _digest(engine.training.model)
 
 
-def test_the_model_is_that_of_a_run_after_the_first_steps():
+@pytest.mark.parametrize("num_processes", [*slow(1, 2), 3])
+def test_the_model_is_that_of_a_run_after_the_first_steps(num_processes):
     config = configure(Smooth, num_lanes=4, steps=NUM_FIRST_STEPS)
     (trained,) = run_distributed(train, 1, config)
-    for num_processes in (1, 2, 3):
-        ((firsts, _), *_) = run_distributed(measure, num_processes, config)
-        assert {first.model for first in firsts} == {trained}
-        assert [first.rank for first in firsts] == list(range(num_processes))
+    ((firsts, _), *_) = run_distributed(measure, num_processes, config)
+    assert {first.model for first in firsts} == {trained}
+    assert [first.rank for first in firsts] == list(range(num_processes))
 
 
 @pytest.mark.parametrize(
     ("name", "init_args"),
-    [("OneCycleLR", {"max_lr": 0.1, "total_steps": "auto"}), ("ReduceLROnPlateau", {})],
+    [("OneCycleLR", {"max_lr": 0.1, "total_steps": "auto"}), *slow(("ReduceLROnPlateau", {}))],
 )
 def test_stints_go_on_after_the_last_step_of_the_run(name, init_args):
     """OneCycleLR raises an error in the step after its last one; ReduceLROnPlateau follows an evaluation."""
@@ -52,7 +53,7 @@ def test_stints_go_on_after_the_last_step_of_the_run(name, init_args):
     assert firsts[0].peak_bytes[0] > 0
 
 
-@pytest.mark.parametrize("stream", [Lanes, Plain])
+@pytest.mark.parametrize("stream", [*slow(Lanes), Plain])
 def test_stints_on_a_stream_go_on_after_its_last_epoch_and_count_its_samples(stream):
     config = configure(Learns, num_lanes=4, stream=stream.__name__)
     config = replace(config, train=replace(config.train, max_steps=None, epochs=1))

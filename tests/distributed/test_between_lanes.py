@@ -26,9 +26,10 @@ from lanewise.runs.checkpoint.saver import Saver
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, state_bytes, train
+from tests.slow import slow
 from tests.unit.engine.own_loop.test_lanes import make_lanes
 
-WORLDS = pytest.mark.parametrize("world_size", [2, 3])
+WORLDS = pytest.mark.parametrize("world_size", [*slow(2), 3])
 NUM_LANES = 8
 
 
@@ -206,7 +207,7 @@ def test_buffers_that_have_grown_are_averaged_saved_and_gone_on_with(tmp_path):
         assert result == alone
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [*slow(1), 3])
 def test_compressed_gradients_go_on_with_another_number_of_processes(tmp_path, world_size):
     """On one process nothing travels, so nothing is compressed."""
     config = configure(Points, num_lanes=NUM_LANES, steps=4, equality="close")

@@ -9,6 +9,7 @@ from torch import nn
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.testing import run_distributed
+from tests.slow import slow
 
 NUM_LANES, NUM_STEPS = 5, 4
 NUM_SAMPLES = 7
@@ -56,7 +57,7 @@ def merge(
     return {name: buffer.tolist() for name, buffer in module.named_buffers()}
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3, *slow(2, 4)])
 def test_they_are_the_same_bits_on_any_number_of_processes(world_size):
     for grows_from in (0, 2, NUM_STEPS):
         (alone,) = run_distributed(merge, 1, grows_from)

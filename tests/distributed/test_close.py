@@ -7,6 +7,7 @@ import pytest
 
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, train
+from tests.slow import slow
 
 
 def weights(state):
@@ -24,11 +25,9 @@ def on_one_process():
 @pytest.mark.parametrize(
     ("reducer", "world_size", "one_machine"),
     [
-        pytest.param("ddp", 2, True, marks=pytest.mark.slow),
-        ("ddp", 2, False),
         ("ddp", 3, True),
-        pytest.param("ddp", 4, False, marks=pytest.mark.slow),
         ("fsdp", 3, True),
+        *slow(("ddp", 2, True), ("ddp", 2, False), ("ddp", 4, False)),
     ],
 )
 def test_twenty_steps_of_sgd_agree(on_one_process, reducer, world_size, one_machine):

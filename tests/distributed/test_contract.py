@@ -17,6 +17,7 @@ from lanewise.lanes import FeistelShuffle
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, train
+from tests.slow import slow
 
 EITHER = pytest.mark.parametrize("world_size", [1, 3])
 
@@ -176,7 +177,7 @@ class NormalizedLine(Line):
         return model
 
 
-@pytest.mark.parametrize("equality", ["exact", "close"])
+@pytest.mark.parametrize("equality", ["exact", *slow("close")])
 def test_batchnorm_statistics_do_not_depend_on_the_processes(equality):
     options = {"micro_batch_size": 3, "steps": 4, "equality": equality, "lr": 0.0}
     alone, _ = run_distributed(run_task, 1, NormalizedLine, options)[0]
@@ -291,7 +292,7 @@ class UpdateInBackward(Line):
         return model
 
 
-@EITHER
+@pytest.mark.parametrize("world_size", [1, *slow(3)])
 @pytest.mark.parametrize(
     ("task", "said"),
     [
@@ -312,6 +313,10 @@ def test_a_broken_contract_is_one_clear_error(task, said, world_size):
     message = fail(task, world_size)
     assert "TaskError" in message
     assert said in message
+
+
+def test_a_contract_that_one_lane_breaks_is_one_clear_error_on_three_processes():
+    test_a_broken_contract_is_one_clear_error(BackwardInOneLane, "before the backward of lane", 3)
 
 
 class OtherWeights(Line):

@@ -259,15 +259,22 @@ SOME = [  # each place meets each kind and each of both options, and these meet 
     for choice, kind in enumerate(SEEDED)
 ]
 
-
+FEW = SOME[::4] + SOME[10::12]
+"""Each place once."""
 PLANTED = [Draw(place, "its own", False, False) for place in PLACES if place != "callback"]
 """What each process draws for itself; a callback can change nothing."""
 
 
-def test_what_is_drawn_anywhere_is_the_same_on_two_processes_as_on_one(tmp_path):
-    alone, two = (results_of(world_size, SOME + PLANTED, tmp_path) for world_size in (1, 2))
-    assert [draw for draw in SOME if two[draw] != alone[draw] * 2] == []
-    assert [draw for draw in PLANTED if two[draw][0] == alone[draw][0]] == []  # which is seen everywhere
+@pytest.mark.parametrize(
+    ("draws", "planted"),
+    [(FEW, PLANTED[::3]), pytest.param(SOME, PLANTED, marks=pytest.mark.slow)],
+    ids=["some", "all"],
+)
+def test_what_is_drawn_anywhere_is_the_same_on_two_processes_as_on_one(tmp_path, draws, planted):
+    """In `make test` each place draws once."""
+    alone, two = (results_of(world_size, draws + planted, tmp_path) for world_size in (1, 2))
+    assert [draw for draw in draws if two[draw] != alone[draw] * 2] == []
+    assert [draw for draw in planted if two[draw][0] == alone[draw][0]] == []  # which is seen everywhere
 
 
 @pytest.mark.slow

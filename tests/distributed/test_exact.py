@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import VOCABULARY, Language, configure, train
+from tests.slow import slow
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,7 @@ def alone():
     [
         (2, False),
         (3, True),
-        (8, True),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, True), (3, False), (5, True))),
+        *slow((2, True), (3, False), (5, True), (8, True)),
     ],
 )
 def test_a_transformer_ends_with_the_same_bytes_and_losses(alone, world_size, one_machine):
@@ -38,7 +38,7 @@ def test_a_transformer_ends_with_the_same_bytes_and_losses(alone, world_size, on
         assert state == alone[0]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [*slow(2), 3])
 def test_bf16_ends_with_the_same_bytes_too(alone, world_size):
     config = configure(Language, precision="bf16")
     single = run_distributed(train, 1, config)[0]

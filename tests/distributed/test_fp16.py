@@ -19,6 +19,7 @@ from lanewise.processes.device.determinism import set_determinism
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, train
+from tests.slow import slow
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def test_it_trains_and_differs_from_float32(alone):
     assert alone[0] != run_distributed(train, 1, configure(Language))[0][0]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [*slow(2), 3])
 def test_a_transformer_ends_with_the_same_bytes_and_losses(alone, world_size):
     for result in run_distributed(train, world_size, configure(Language, precision="fp16")):
         assert result == alone

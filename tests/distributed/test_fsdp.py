@@ -173,6 +173,7 @@ def test_a_process_that_never_had_a_batch_runs_one_of_another():
         assert result == expected
 
 
+@pytest.mark.slow
 def test_a_process_that_never_had_a_batch_agrees_on_the_loss_scale():
     """In fp16 one collective more comes before the first backward."""
     config = replace(
@@ -223,6 +224,7 @@ def train_on_an_older_torch(world: World, config: RunConfig) -> Any:
     return train(world, config)
 
 
+@pytest.mark.slow
 def test_an_older_torch_sends_zeros_as_well(of_one):
     for result in run_distributed(train_on_an_older_torch, 2, configured(2)):
         assert result == of_one
@@ -242,8 +244,7 @@ def evaluate_between(world: World, config: RunConfig) -> Any:
 @pytest.mark.parametrize(
     ("task_class", "blocks", "world_sizes"),
     [
-        (Evaluated, (), (3,)),
-        pytest.param(Evaluated, (), (2, 4), marks=SLOW),
+        *(pytest.param(Evaluated, (), sizes, marks=SLOW) for sizes in ((3,), (2, 4))),
         (EvaluatedTransformer, ("TransformerEncoderLayer",), (2,)),
     ],
 )

@@ -15,6 +15,7 @@ from lanewise.engine.engine import build_engine
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, gradients, train
+from tests.slow import slow
 
 pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "coming_from" / "code"))
@@ -23,7 +24,7 @@ tasks = importlib.import_module("hugging_face_tasks")
 PADDING = {"input_ids": tasks.PADDING, "attention_mask": 0, "labels": -100}
 
 
-@pytest.mark.parametrize("task", [tasks.GPT2, tasks.Bert])
+@pytest.mark.parametrize("task", [tasks.GPT2, *slow(tasks.Bert)])
 def test_one_to_three_processes_give_the_same_bytes(task):
     # 45 sentences in steps of 16: the third of an epoch has 13 of them, on 7 of the 8 lanes.
     config = configure(task, steps=4)
@@ -116,7 +117,7 @@ def one_step(task: type, micro_batch_size: int) -> Any:
     return configure(task, optimizer="torch.optim.SGD", **options)
 
 
-@pytest.mark.parametrize("task", [SmoothGPT2, SmoothBert])
+@pytest.mark.parametrize("task", [*slow(SmoothGPT2), SmoothBert])
 def test_a_step_has_the_gradient_of_one_big_batch(task):
     """Also where some micro-batches have no target: there the model's loss is NaN."""
     config = one_step(task, micro_batch_size=1)

@@ -24,10 +24,11 @@ from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, state_bytes, train
 from tests.distributed.test_between_lanes import Points, fit, go_on
+from tests.slow import slow
 from tests.unit.engine.own_loop.test_lanes import make_lanes
 
 NUM_LANES = 4
-WORLDS = pytest.mark.parametrize("world_size", [2, 3])
+WORLDS = pytest.mark.parametrize("world_size", [2, *slow(3)])
 
 
 class Growing(nn.Module):

@@ -12,6 +12,7 @@ from lanewise.config import DistributedConfig, FSDPConfig, RunConfig
 from lanewise.nn import LinearCrossEntropy
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import VOCABULARY, Language, TinyTransformer, configure, train
+from tests.slow import slow
 
 
 class LossInside(TinyTransformer):
@@ -71,13 +72,15 @@ BLOCKS = {Tied: ("TransformerEncoderLayer",), Untied: ("TransformerEncoderLayer"
 @pytest.mark.parametrize(
     ("task", "reducer", "num_devices", "precision"),
     [
-        (Tied, "ddp", 2, "float32"),
         (Tied, "ddp", 3, "bf16"),
-        (Tied, "fsdp", 2, "bf16"),
-        (Tied, "fsdp", 3, "float32"),
-        (Untied, "fsdp", 2, "float32"),
-        (Tied, "data_parallel", 2, "bf16"),
         (Tied, "balanced_data_parallel", 3, "float32"),
+        *slow(
+            (Tied, "ddp", 2, "float32"),
+            (Untied, "fsdp", 2, "float32"),
+            (Tied, "fsdp", 2, "bf16"),
+            (Tied, "fsdp", 3, "float32"),
+            (Tied, "data_parallel", 2, "bf16"),
+        ),
     ],
 )
 def test_every_reducer_ends_with_the_bytes_of_one_device(task, reducer, num_devices, precision):

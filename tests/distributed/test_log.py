@@ -23,6 +23,7 @@ from lanewise.runs.dir import RunDir
 from lanewise.runs.loggers.jsonl import JsonlLogger
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, TinyTransformer, configure
+from tests.slow import slow
 
 SLOW = pytest.mark.slow
 """Of products of which `make test` shows pairs."""
@@ -74,7 +75,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("saved", "world_size", "reducer"), [(8, 2, "ddp"), (12, 3, "ddp"), (16, 1, "ddp"), (8, 2, "fsdp")]
+    ("saved", "world_size", "reducer"), [(8, 2, "ddp"), (16, 1, "ddp"), *slow((12, 3, "ddp"), (8, 2, "fsdp"))]
 )
 def test_a_run_that_was_killed_between_two_lines_goes_on_with_the_same_lines(
     tmp_path, whole, saved, world_size, reducer
@@ -117,7 +118,7 @@ class SlowOnOneRank(Language):
         return super().forward(model, batch)
 
 
-@pytest.mark.parametrize("every_steps", [1, 4])
+@pytest.mark.parametrize("every_steps", [*slow(1), 4])
 def test_a_line_tells_who_computes_slowest_and_each_rank_what_it_spent_its_time_on(tmp_path, every_steps):
     config = configure(SlowOnOneRank, num_lanes=6, steps=9, log_every_steps=every_steps)
     run_distributed(fit, 3, config, str(tmp_path))
@@ -169,7 +170,7 @@ def every_norm():
     return written
 
 
-@pytest.mark.parametrize(("reducer", "world_size"), [("ddp", 1), ("ddp", 2), ("fsdp", 2)])
+@pytest.mark.parametrize(("reducer", "world_size"), [("ddp", 2), ("fsdp", 2), *slow(("ddp", 1))])
 def test_the_norm_is_computed_for_a_line_only(every_norm, reducer, world_size):
     for computed, written in run_distributed(norms, world_size, logged(10, reducer=reducer)):
         assert computed == [0, 9, 19, 22]
@@ -183,8 +184,7 @@ CLIPS, SCALES = {"clips": True}, {"precision": "fp16"}
     ("reducer", "needs"),
     [
         ("ddp", SCALES),
-        ("fsdp", CLIPS),
-        *(pytest.param(*one, marks=SLOW) for one in (("ddp", CLIPS), ("fsdp", SCALES))),
+        *slow(("ddp", CLIPS), ("fsdp", CLIPS), ("fsdp", SCALES)),
     ],
 )
 def test_clipping_and_a_loss_scale_need_the_norm_of_every_step(reducer, needs):
@@ -242,8 +242,7 @@ def test_lines_have_the_norm_of_each_parameter_before_clipping(norms_of_paramete
     ("reducer", "world_size"),
     [
         ("ddp", 3),
-        ("fsdp", 3),
-        *(pytest.param(reducer, 2, marks=SLOW) for reducer in ("ddp", "fsdp")),
+        *slow(("ddp", 2), ("fsdp", 2), ("fsdp", 3)),
         ("data_parallel", 1),
         ("balanced_data_parallel", 1),
     ],
@@ -257,7 +256,7 @@ def test_they_are_the_same_on_any_devices(norms_of_parameters, reducer, world_si
         assert result == norms_of_parameters
 
 
-@pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
+@pytest.mark.parametrize("reducer", ["ddp", *slow("fsdp")])
 def test_in_close_they_are_close(norms_of_parameters, reducer):
     config = logging_gradients(reducer=reducer)
     config = dataclasses.replace(config, distributed=DistributedConfig(equality="close", reducer=reducer))
@@ -266,7 +265,7 @@ def test_in_close_they_are_close(norms_of_parameters, reducer):
     assert each[0] == pytest.approx(norms_of_parameters[1][0], rel=1e-4)
 
 
-@pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
+@pytest.mark.parametrize("reducer", ["ddp", *slow("fsdp")])
 def test_without_being_asked_for_no_line_has_them_and_only_the_norm_of_a_line_computes_them(reducer):
     for computed, each, _ in run_distributed(gradient_norms, 2, logged(10, reducer=reducer)):
         assert (computed, each) == ([0, 9, 19, 22], [{}] * 4)

@@ -20,6 +20,7 @@ from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, Sentences, configure
 from tests.distributed.test_log import fit, lines_of
+from tests.slow import slow
 
 NAMES = ("confidence", "even", "odd")
 
@@ -111,7 +112,7 @@ def test_lines_are_what_the_lanes_reported(whole):
         assert [line[f"held_out/{name}"] for name in NAMES] == [mean([lanes], name) for name in NAMES]
 
 
-@pytest.mark.parametrize(("world_size", "one_machine"), [(2, True), (3, True), (2, False)])
+@pytest.mark.parametrize(("world_size", "one_machine"), [(3, True), *slow((2, True), (2, False))])
 def test_files_are_the_same_on_any_number_of_processes(tmp_path, whole, world_size, one_machine):
     run_distributed(fit, world_size, reporting(), str(tmp_path), one_machine=one_machine)
     assert text_of(tmp_path) == text_of(whole)
@@ -124,7 +125,9 @@ def test_they_are_the_same_on_several_devices_of_one_process(tmp_path, whole):
     assert text_of(tmp_path) == text_of(whole)
 
 
-@pytest.mark.parametrize(("saved", "world_size", "reducer"), [(8, 2, "ddp"), (12, 3, "fsdp"), (16, 3, "ddp")])
+@pytest.mark.parametrize(
+    ("saved", "world_size", "reducer"), [(8, 2, "ddp"), *slow((12, 3, "fsdp"), (16, 3, "ddp"))]
+)
 def test_a_run_that_goes_on_between_two_lines_writes_the_same(tmp_path, whole, saved, world_size, reducer):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
@@ -148,7 +151,7 @@ def losses_and_metrics(world, config) -> list[Any]:
     return [(report.totals.loss, report.totals.metrics) for report in build_engine(config, world).steps()]
 
 
-@pytest.mark.parametrize("precision", ["float32", "fp16"])
+@pytest.mark.parametrize("precision", [*slow("float32"), "fp16"])
 def test_a_process_without_samples_in_the_first_step_learns_the_names(precision):
     config = configure(OfThreeSamples, num_lanes=6, steps=3, precision=precision)
     alone, *_ = run_distributed(losses_and_metrics, 1, config)
@@ -157,7 +160,7 @@ def test_a_process_without_samples_in_the_first_step_learns_the_names(precision)
         assert found == alone
 
 
-@pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
+@pytest.mark.parametrize("reducer", ["ddp", *slow("fsdp")])
 def test_what_is_reported_changes_nothing_that_is_trained(reducer):
     """In fp16 a loss is scaled, and what it reports is not."""
     precision = "fp16" if reducer == "ddp" else "float32"

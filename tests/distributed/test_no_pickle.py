@@ -13,6 +13,7 @@ from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed.strangers import Images
 from tests.distributed.tasks import Language, Sentences, configure
+from tests.slow import slow
 
 
 class Evaluated(Language):
@@ -49,9 +50,8 @@ def train_and_go_on(world, config):
     "options",
     [
         {"reducer": "ddp", "equality": "close", "shard_optimizer": True},
-        {"reducer": "ddp", "equality": "exact"},
-        {"reducer": "fsdp", "equality": "close"},
         {"reducer": "fsdp", "equality": "exact"},
+        *slow({"reducer": "ddp", "equality": "exact"}, {"reducer": "fsdp", "equality": "close"}),
     ],
     ids=str,
 )

@@ -23,7 +23,7 @@ from lanewise.engine.engine import build_engine
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, train
-from tests.distributed.test_verify import verify
+from tests.distributed.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -46,11 +46,11 @@ def write(path: Path, first: int, group_sizes: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Seven files of 1 to 13 row groups, whose sizes divide by nothing."""
+    """Five files of 1 to 7 row groups, whose sizes divide by nothing."""
     folder = tmp_path_factory.mktemp("parquet")
     draws = np.random.default_rng(0)
     first = 0
-    for number, num_groups in enumerate((5, 1, 13, 2, 7, 3, 11)):
+    for number, num_groups in enumerate((3, 1, 7, 2, 4)):
         sizes = draws.integers(1, 40, num_groups).tolist()
         write(folder / f"{number}.parquet", first, sizes)
         first += sum(sizes)
@@ -163,7 +163,9 @@ def in_process(folder, precisions, workers, world_size) -> list[Any]:
     return run_distributed(in_each, world_size, train, configs)
 
 
-@pytest.mark.parametrize("reducers", [("data_parallel", "balanced_data_parallel"), ("fsdp",)])
+@pytest.mark.parametrize(
+    "reducers", [("data_parallel", "balanced_data_parallel"), pytest.param(("fsdp",), marks=SLOW)]
+)
 def test_every_reducer_ends_with_the_same_bytes(folder, reducers):
     alone, *_ = run_distributed(train, 1, config_for(folder))
     configs = [
@@ -222,13 +224,16 @@ def large(tmp_path_factory, request) -> Path:
 
 
 @pytest.mark.parametrize(
-    "large", [(4, 10, 2100), pytest.param((8, 50, 2100), marks=SLOW)], indirect=True, ids=str
+    ("large", "worlds"),
+    [((4, 10, 2100), (1, 3)), pytest.param((8, 50, 2100), WORLDS, marks=SLOW)],
+    indirect=["large"],
+    ids=str,
 )
-def test_all_processes_together_read_little_more_than_the_files_have(large):
+def test_all_processes_together_read_little_more_than_the_files_have(large, worlds):
     """Each lane reads its own row groups; the seven that two lanes share are read by both."""
     config = config_for_large(large)
     num_groups = len(ParquetDataset(f"{large}/*.parquet").block_sizes())
-    for world_size in WORLDS:
+    for world_size in worlds:
         found = run_distributed(rows_of, world_size, config)
         total = found[0][2]
         read = sum(read_bytes for _, read_bytes, _, _ in found)

@@ -25,6 +25,7 @@ from lanewise.processes.device.nested import copied
 from lanewise.processes.world.world import LocalWorld, World
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure
+from tests.slow import slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 REDUCERS = ("single", "data_parallel", "balanced_data_parallel", "ddp", "fsdp")
@@ -81,6 +82,7 @@ def ratios(name: str, reducers: tuple[str, ...], **overrides: Any) -> dict[str, 
     return found
 
 
+@pytest.mark.slow
 def test_plan_says_what_ddp_takes_where_it_shares_the_optimizer_out():
     assert ratios("mnist", ("ddp",), **{"distributed.shard_optimizer": True})["ddp"] == pytest.approx(
         1, rel=0.1
@@ -127,7 +129,7 @@ class Autoencoder(Recurrent):
         return F.mse_loss(outputs, batch[0])
 
 
-@pytest.mark.parametrize("task", [Recurrent, Gated, Autoencoder])
+@pytest.mark.parametrize("task", [Recurrent, *slow(Gated), Autoencoder])
 def test_plan_says_what_operators_take_whose_fake_results_are_smaller(task):
     """It was a third of an LSTM's, and 4 % less than a ConvNet's."""
     config = configure(task, num_lanes=2, micro_batch_size=8, steps=3)

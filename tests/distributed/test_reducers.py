@@ -20,6 +20,7 @@ from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.runs.checkpoint.saver import Saver
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, TinyTransformer, configure, state_bytes, train
+from tests.slow import slow
 
 IN_PROCESS = ("data_parallel", "balanced_data_parallel")
 LAYOUTS = [
@@ -102,23 +103,28 @@ def single(precision: str, task: type[Language] = Whole) -> Any:
     return run(configured("single", 1, precision, task=task))
 
 
-REDUCERS = ("ddp", *IN_PROCESS, "fsdp")
+FAST = {
+    ("ddp", 2, "float32"),
+    ("ddp", 3, "bf16"),
+    ("data_parallel", 4, "bf16"),
+    ("balanced_data_parallel", 1, "bf16"),
+    ("balanced_data_parallel", 3, "float32"),
+    ("fsdp", 2, "bf16"),
+}
+"""What `make test` runs: among it, every reducer and every number of devices."""
 
 
 def with_either_precision() -> list[Any]:
-    """Each layout with both precisions, of which `make test` runs one.
-
-    Among those it runs, every reducer meets both precisions, and so does every number of devices.
-    """
+    """Each layout with both precisions."""
     return [
         pytest.param(
             reducer,
             num_devices,
             precision,
-            marks=pytest.mark.slow if (REDUCERS.index(reducer) + num_devices + turn) % 2 else (),
+            marks=() if (reducer, num_devices, precision) in FAST else pytest.mark.slow,
         )
         for reducer, num_devices in LAYOUTS
-        for turn, precision in enumerate(("float32", "bf16"))
+        for precision in ("float32", "bf16")
     ]
 
 
@@ -130,10 +136,9 @@ def test_a_reducer_leaves_the_bytes_and_losses_of_one_device(reducer, num_device
 @pytest.mark.parametrize(
     ("reducer", "num_devices", "precision"),
     [
-        ("ddp", 2, "float32"),
         ("ddp", 3, "bf16"),
         ("data_parallel", 2, "bf16"),
-        ("balanced_data_parallel", 3, "float32"),
+        *slow(("ddp", 2, "float32"), ("balanced_data_parallel", 3, "float32")),
     ],
 )
 def test_parameters_that_are_not_contiguous_end_with_the_same_bytes(reducer, num_devices, precision):
@@ -141,7 +146,7 @@ def test_parameters_that_are_not_contiguous_end_with_the_same_bytes(reducer, num
     assert run(config) == single(precision, NotContiguous)
 
 
-@pytest.mark.parametrize("reducer", [*IN_PROCESS, "fsdp"])
+@pytest.mark.parametrize("reducer", ["data_parallel", *slow("balanced_data_parallel", "fsdp")])
 def test_close_is_near(reducer):
     state, losses = run(configured(reducer, 3, equality="close"))
     _, expected = single("float32")
@@ -167,16 +172,19 @@ def train_part(world: Any, config: RunConfig, folder: str, last_step: int) -> An
 EACH_REDUCER = [("single", 1), ("ddp", 2), ("data_parallel", 3), ("balanced_data_parallel", 2), ("fsdp", 3)]
 
 
+def test_each_reducer_goes_on_from_the_one_before(tmp_path):
+    whole, _ = single("float32")
+    for layout, last_step in zip(EACH_REDUCER, (2, 4, 5, 7, 9), strict=True):
+        found = run(configured(*layout), train_part, str(tmp_path), last_step)
+    assert found == whole
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "layouts", "distances"),
-    [
-        (Whole, EACH_REDUCER, (1,)),
-        pytest.param(Whole, EACH_REDUCER, (2, 3, 4, 5), marks=pytest.mark.slow),
-        (NotContiguous, EACH_REDUCER[:2], (1,)),
-    ],
+    [(Whole, EACH_REDUCER, (1, 2, 3, 4, 5)), (NotContiguous, EACH_REDUCER[:2], (1,))],
 )
 def test_each_reducer_goes_on_from_the_checkpoints_of_every_other(tmp_path, task, layouts, distances):
-    """In `make test` each goes on from the one before it, and not from all others."""
     whole, _ = single("float32", task)
     for number, saved in enumerate(layouts):
         run(configured(*saved, task=task), train_part, str(tmp_path / f"{number}"), 4)

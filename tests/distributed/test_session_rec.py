@@ -13,6 +13,7 @@ from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, train
 from tests.distributed.test_verify import module, start, verify
+from tests.slow import slow
 
 pytest.importorskip("pyarrow")
 
@@ -86,12 +87,9 @@ def test_the_values_are_those_of_the_ranking(alone):
 @pytest.mark.parametrize(
     ("reducer", "num_processes", "devices"),
     [
-        ("ddp", 2, 2),
         ("ddp", 3, 3),
-        pytest.param("fsdp", 2, 2, marks=pytest.mark.slow),
-        ("fsdp", 3, 3),
         ("data_parallel", 1, 2),
-        ("balanced_data_parallel", 1, 3),
+        *slow(("ddp", 2, 2), ("fsdp", 2, 2), ("fsdp", 3, 3), ("balanced_data_parallel", 1, 3)),
     ],
 )
 def test_every_reducer_ends_with_the_bytes_and_the_values_of_one_process(

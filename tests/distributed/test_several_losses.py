@@ -1,6 +1,7 @@
 """A loss of several terms, each divided by its own weight over the global batch, on any number of devices."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from lanewise.engine.step.lanes import LaneRunner
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, Smooth, configure, gradients, train
+from tests.slow import slow
 
 
 class TwoLosses(Language):
@@ -126,18 +128,20 @@ def configured(
     return replace(configure(task, precision=precision), distributed=distributed)
 
 
+LAYOUTS = (("ddp", 4), ("data_parallel", 2), ("ddp", 2), ("balanced_data_parallel", 3), ("fsdp", 3))
+
+
 @pytest.mark.parametrize(
-    ("task", "precision"),
+    ("task", "precision", "layouts"),
     [
-        (TwoLosses, "fp16"),
-        (Unknown, "float32"),
-        pytest.param(TwoLosses, "float32", marks=pytest.mark.slow),
-        pytest.param(Unknown, "fp16", marks=pytest.mark.slow),
+        (TwoLosses, "fp16", LAYOUTS[:2]),
+        (Unknown, "float32", LAYOUTS[4:]),
+        *slow(*product((TwoLosses, Unknown), ("float32", "fp16"), (LAYOUTS,))),
     ],
 )
-def test_each_reducer_leaves_the_bytes_of_one_device(task, precision):
+def test_each_reducer_leaves_the_bytes_of_one_device(task, precision, layouts):
     (alone,) = run_distributed(train, 1, configured("single", 1, task, precision))
-    for layout in (("ddp", 2), ("ddp", 4), ("data_parallel", 2), ("balanced_data_parallel", 3), ("fsdp", 3)):
+    for layout in layouts:
         config = configured(*layout, task, precision)
         for result in run_distributed(train, config.distributed.num_processes or 1, config):
             assert result == alone, layout

@@ -14,6 +14,7 @@ from lanewise.processes.world.world import World
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.test_stream_verify import Lanes, Plain, config
+from tests.slow import slow
 
 
 def train(world: World, run: RunConfig, is_resumed: bool) -> None:
@@ -21,7 +22,7 @@ def train(world: World, run: RunConfig, is_resumed: bool) -> None:
     TrainJob(run, is_audited=not is_resumed, is_resumed=is_resumed).run(world)
 
 
-@pytest.mark.parametrize(("stream", "shuffle_buffer"), [(Lanes, 4), (Plain, 0)])
+@pytest.mark.parametrize(("stream", "shuffle_buffer"), [(Lanes, 4), *slow((Plain, 0))])
 def test_a_run_that_was_killed_and_went_on_gave_each_sample_once(tmp_path, stream, shuffle_buffer):
     run = config(stream, shuffle_buffer=shuffle_buffer)
     run = replace(run, checkpoint=replace(run.checkpoint, every=EveryConfig(steps=2)))

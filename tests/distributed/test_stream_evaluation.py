@@ -27,6 +27,7 @@ from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure
+from tests.slow import slow
 from tests.unit.engine.own_loop.test_lanes import make_lanes
 
 CLASSES, NUM_LANES, SIZE = 3, 4, 2
@@ -213,7 +214,7 @@ def test_a_loss_of_a_batch_has_the_micro_batches_of_one_step(alone):
     assert values["held_out/loss"] == pytest.approx(total / 21, rel=1e-5)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3, *slow(2, 4)])
 def test_every_value_is_the_same_float(alone, world_size):
     require_same(run_distributed(evaluate, world_size, *CONFIGS, *COMPARED), alone)
 
@@ -226,13 +227,14 @@ def require_same(results: list[list[Any]], alone: list[Any]) -> None:
         assert sorted(number for one in of_ranks for number in one[3]) == sorted(seen)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [*slow(2), 3])
 def test_under_fsdp_all_run_equally_many_forwards(alone, world_size):
     sharded = DistributedConfig(reducer="fsdp", equality="exact", devices=world_size)
     configs = [replace(config, distributed=sharded) for config in (*CONFIGS, *COMPARED)]
     require_same(run_distributed(evaluate_in_training, world_size, *configs), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_loader_workers_change_nothing(alone, world_size):
     configs = [config_of(case, task, num_workers=2) for task in (Judged, Compared) for case in CASES]
@@ -251,7 +253,7 @@ def own_loop(world: World, num_workers: int) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize(("world_size", "num_workers"), [(2, 0), (3, 2), (4, 0)])
+@pytest.mark.parametrize(("world_size", "num_workers"), [(3, 2), *slow((2, 0), (4, 0))])
 def test_metrics_of_an_own_loop_are_the_same_floats(world_size, num_workers):
     (alone,) = run_distributed(own_loop, 1, 0)
     results = run_distributed(own_loop, world_size, num_workers)

@@ -16,6 +16,7 @@ from lanewise.commands.verify import verify as module
 from lanewise.config import DataConfig, RunConfig
 from tests.distributed.tasks import configure
 from tests.distributed.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
+from tests.slow import slow
 
 LENGTHS = (10, 4, 0, 7)
 
@@ -108,8 +109,9 @@ def config(stream: type, *, equality: str = "exact", **data: Any) -> RunConfig:
     return replace(run, train=train, data=DataConfig(**data))
 
 
-@pytest.mark.parametrize("equality", ["exact", "close"])
-@pytest.mark.parametrize("stream", [Lanes, Plain])
+@pytest.mark.parametrize(
+    ("stream", "equality"), [(Plain, "exact"), *slow((Plain, "close"), (Lanes, "exact"), (Lanes, "close"))]
+)
 def test_streams_of_both_kinds_verify_and_resume_on_other_processes(stream, equality):
     report = verify(config(stream, equality=equality), 2, 3, resumes=equality == "exact")
     assert (report.is_verified, list(report.findings)) == (True, [])
@@ -118,12 +120,13 @@ def test_streams_of_both_kinds_verify_and_resume_on_other_processes(stream, equa
         assert all(one.close is not None and one.close.num_elements for one in report.layouts[2:])
 
 
-@pytest.mark.parametrize("stream", [Lanes, Plain])
+@pytest.mark.parametrize("stream", [Lanes, *slow(Plain)])
 def test_streams_verify_in_shuffled_windows_read_by_a_loader_process(stream):
     report = verify(config(stream, shuffle_buffer=4, num_workers=1), 2)
     assert (report.is_verified, list(report.findings)) == (True, [])
 
 
+@pytest.mark.slow
 def test_a_stream_that_ends_before_all_steps_are_taken_verifies():
     run = config(Plain)
     run = replace(run, train=replace(run.train, epochs=1))
@@ -135,18 +138,20 @@ def test_a_stream_that_ends_before_all_steps_are_taken_verifies():
     ("stream", "cause", "evidence"),
     [
         (IgnoresItsLane, "a stream ignores its lane", "lanes 0 and 1 have the same samples"),
-        (SharesTwoFiles, "a stream ignores its lane", "lanes 0 and 2 have the same samples"),
         (
             KnowsTheRank,
             "the dataset shards itself by rank",
             "sample 1 in rank 0 of 2 processes equals sample 2 in one process",
         ),
-        (
-            KnowsTheRankInLaterLanes,
-            "samples depend on the rank or the number of processes",
-            "differs between rank 1 of 2 processes and one process",
+        *slow(
+            (SharesTwoFiles, "a stream ignores its lane", "lanes 0 and 2 have the same samples"),
+            (
+                KnowsTheRankInLaterLanes,
+                "samples depend on the rank or the number of processes",
+                "differs between rank 1 of 2 processes and one process",
+            ),
+            (Remembers, "a sample differs from read to read", "also changed: dataset.num_read"),
         ),
-        (Remembers, "a sample differs from read to read", "also changed: dataset.num_read"),
     ],
 )
 def test_a_mistake_in_a_stream_is_named(stream, cause, evidence):

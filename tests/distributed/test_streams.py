@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.distributed.streams import KINDS, Lanes, LanesWithState, Streaming
 from tests.distributed.tasks import state_bytes
 from tests.distributed.test_reducers import EACH_REDUCER, IN_PROCESS, configured, run, train_part
 from tests.script import run_script
+from tests.slow import slow
 from tests.unit.data.streams import Cursor
 
 OWN_LOOP = Path(__file__).with_name("own_stream.py")
@@ -49,16 +51,18 @@ def single(kind: str, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("reducer", "num_devices", "kind", "precision"),
     [
-        ("ddp", 2, "Lanes", "float32"),
         ("ddp", 3, "Plain", "bf16"),
-        ("ddp", 4, "Lanes", "bf16"),
         ("data_parallel", 2, "Plain", "float32"),
         ("balanced_data_parallel", 3, "Lanes", "float32"),
-        ("fsdp", 2, "Plain", "bf16"),
-        ("fsdp", 3, "Lanes", "float32"),
-        pytest.param("fsdp", 4, "Plain", "float32", marks=pytest.mark.slow),
-        pytest.param("ddp", 4, "Plain", "float32", marks=pytest.mark.slow),
-        pytest.param("balanced_data_parallel", 4, "Plain", "bf16", marks=pytest.mark.slow),
+        *slow(
+            ("fsdp", 3, "Lanes", "float32"),
+            ("ddp", 2, "Lanes", "float32"),
+            ("ddp", 4, "Lanes", "bf16"),
+            ("ddp", 4, "Plain", "float32"),
+            ("balanced_data_parallel", 4, "Plain", "bf16"),
+            ("fsdp", 2, "Plain", "bf16"),
+            ("fsdp", 4, "Plain", "float32"),
+        ),
     ],
 )
 def test_every_reducer_leaves_the_bytes_and_losses_of_one_device(reducer, num_devices, kind, precision):
@@ -67,7 +71,7 @@ def test_every_reducer_leaves_the_bytes_and_losses_of_one_device(reducer, num_de
     assert run(config) == single(kind, precision=precision)
 
 
-@pytest.mark.parametrize("reducer", ["ddp", *IN_PROCESS, "fsdp"])
+@pytest.mark.parametrize("reducer", ["ddp", *slow(*IN_PROCESS, "fsdp")])
 def test_close_is_near(reducer):
     state, losses = run(streaming(reducer, 3, equality="close"))
     _, expected = single("Lanes")
@@ -76,7 +80,7 @@ def test_close_is_near(reducer):
     assert state
 
 
-@pytest.mark.parametrize("kind", ["Lanes", "Plain"])
+@pytest.mark.parametrize("kind", ["Lanes", *slow("Plain")])
 def test_loader_workers_and_processes_change_nothing_of_what_is_shuffled(kind):
     options = {"shuffle_buffer": 5}
     alone = single(kind, **options)
@@ -84,8 +88,13 @@ def test_loader_workers_and_processes_change_nothing_of_what_is_shuffled(kind):
     assert alone != single(kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shuffle_buffer", [0, 6])
+@pytest.mark.parametrize(
+    ("kind", "shuffle_buffer"),
+    [
+        ("LanesWithState", 6),
+        *slow(*(case for case in product(KINDS, (0, 6)) if case != ("LanesWithState", 6))),
+    ],
+)
 def test_each_reducer_goes_on_from_the_checkpoint_of_another(tmp_path, kind, shuffle_buffer):
     whole, _ = single(kind, shuffle_buffer=shuffle_buffer)
     turn = 2 * list(KINDS).index(kind) + bool(shuffle_buffer)
@@ -145,7 +154,7 @@ def of_epochs(num_epochs: int, num_devices: int = 1, **changes: Any) -> RunConfi
     return replace(config, train=train, log=replace(config.log, every_steps=4), **changes)
 
 
-@pytest.mark.parametrize("num_devices", [1, 3])
+@pytest.mark.parametrize("num_devices", [1, *slow(3)])
 def test_epochs_end_when_the_stream_does_and_more_of_them_go_on(tmp_path, num_devices):
     once = run_distributed(fit, num_devices, of_epochs(3, num_devices), str(tmp_path / "once"))[0]
     assert once[1] == 18
@@ -268,7 +277,7 @@ def test_an_order_is_for_a_dataset_with_an_index_and_a_buffer_for_a_stream():
         build_run(buffered, LocalWorld(CPU))
 
 
-@pytest.mark.parametrize("kind", ["Lanes", "PlainWithState"])
+@pytest.mark.parametrize("kind", [*slow("Lanes"), "PlainWithState"])
 def test_an_own_loop_goes_on_on_another_number_of_processes(tmp_path, kind):
     def loop(name: str, *parts: tuple[int, int]) -> list[str]:
         """Run the loop up to each of the steps, on so many processes; return what it printed."""
