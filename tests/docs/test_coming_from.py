@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lanewise.testing import run_distributed
 from tests.integration.command import BIN, TORCHRUN, run, train
 from tests.script import run_script
+from tests.slow import slow
 
 PAGES = Path(__file__).parents[2] / "docs" / "coming_from"
 CODE = PAGES / "code"
@@ -92,7 +93,9 @@ def test_torchrun_starts_our_loop_too(tmp_path, alone):
     assert (tmp_path / "model.safetensors").read_bytes() == alone(script)
 
 
-@pytest.mark.parametrize("config", OUR_CONFIGS, ids=stem)
+@pytest.mark.parametrize(
+    "config", [one if "lightning" in one.name else slow(one)[0] for one in OUR_CONFIGS], ids=stem
+)
 def test_our_config_leaves_the_same_weights_on_one_and_on_two_processes(tmp_path, alone, config):
     assert run_config(config, tmp_path / "two", devices=2) == alone(config)
 

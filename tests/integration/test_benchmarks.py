@@ -55,6 +55,7 @@ def test_processes_that_do_not_talk_take_turns_too(load):
     assert len(rounds.take_turns({"alone": training}, num_rounds=1, steps_per_turn=2)["alone"]) == 1
 
 
+@pytest.mark.slow
 def test_a_side_that_fails_says_why(load):
     rounds, workload = load("rounds"), load("workload")
     training = rounds.Training(side="nobody", work=workload.Tiny(num_micro_batches=1))

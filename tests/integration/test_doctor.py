@@ -79,6 +79,7 @@ def rates(report) -> dict[tuple[str, str], float]:
     return {(link["source"], link["target"]): link["bytes_per_second"] * 8e-9 for link in report["links"]}
 
 
+@pytest.mark.slow
 def test_this_machine_alone_has_nothing_to_measure(tmp_path):
     done = run_here("doctor", "--json", tmp_path / "report.json").require_success()
     assert "there is nothing to measure between processes" in done.stdout

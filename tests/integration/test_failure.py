@@ -69,6 +69,7 @@ def test_a_fault_on_one_machine(tmp_path, case):
 
 
 @needs_hosts
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "launcher", "rank"),
     [
@@ -77,7 +78,6 @@ def test_a_fault_on_one_machine(tmp_path, case):
             launcher,
             rank,
             id=f"{ids(case)}-{launcher}",
-            marks=() if (ids(case), launcher) == ("SIGKILL-in-forward", "static") else pytest.mark.slow,
         )
         for case in cases.MATRIX
         for launcher, rank in (ONE, FIRST, LAST)

@@ -28,9 +28,9 @@ def test_a_new_project_trains_and_its_test_passes(tmp_path, name, tests):
     assert (project / f"{name}.yaml").read_text().startswith(EDITOR_LINE)
     Draft202012Validator.check_schema(json.loads((project / SCHEMA_FILE).read_text()))
     variables = {"XDG_CACHE_HOME": str(tmp_path)}
-    given = ("--train.epochs=null", "--train.max_steps=2")
+    given = ("--train.epochs=null", "--train.max_steps=2", "--distributed.equality=exact")
     lanewise("train", f"{name}.yaml", *given, cwd=project, variables=variables).require_success()
-    if name == "char_gpt":
+    if name == "char_gpt" and tests:
         shown = run(sys.executable, "sample.py", "runs/char_gpt", cwd=project).require_success().stdout
         assert shown.startswith("loading runs/char_gpt/best.safetensors\n--- before training\n")
         assert "--- after training\n" in shown

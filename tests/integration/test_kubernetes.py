@@ -69,12 +69,13 @@ def test_a_pod_that_is_preempted_lets_all_save_and_start_again(tmp_path):
     assert result(parts) == result(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "init_args", "code"),
     [
         ("tasks.Detached", {}, 2),
-        pytest.param("tasks.Ends", {"how": "sys", "rank": 1}, 2, marks=pytest.mark.slow),
-        pytest.param("tasks.RaisesInForward", {"rank": 0}, 1, marks=pytest.mark.slow),
+        ("tasks.Ends", {"how": "sys", "rank": 1}, 2),
+        ("tasks.RaisesInForward", {"rank": 0}, 1),
     ],
 )
 def test_every_pod_exits_with_the_code_of_the_first_error(tmp_path, task, init_args, code):

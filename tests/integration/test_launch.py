@@ -254,7 +254,8 @@ def test_a_task_cannot_end_a_run_as_if_it_were_done(tmp_path, how, code, said, d
     assert done.leftover == []
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=ONE_MORE), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
 def test_a_run_without_standard_streams_trains(tmp_path, devices):
     path = write_config(tmp_path, "tasks.Chatty", distributed={"devices": devices})
     without_streams = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
@@ -340,7 +341,7 @@ def test_ctrl_c_again_ends_every_process_at_once(tmp_path, devices):
         (signal.SIGTERM, 75, 0),
         pytest.param(signal.SIGTERM, 75, 1, marks=ONE_MORE),
         pytest.param(signal.SIGKILL, -9, 0, marks=ONE_MORE),
-        (signal.SIGKILL, -9, 1),
+        pytest.param(signal.SIGKILL, -9, 1, marks=ONE_MORE),
     ],
 )
 def test_a_signal_to_the_launcher_ends_every_process(tmp_path, num_workers, sign, code):
@@ -365,6 +366,7 @@ def test_a_killed_rank_ends_every_process_and_is_named(tmp_path, rank, num_worke
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_process_that_ranks_are_forked_from_every_process_ends(tmp_path):
     done = end(tmp_path, 2, 1, lambda command: os.kill(command.server(), signal.SIGKILL), is_cold=True)
     assert done.code == 1

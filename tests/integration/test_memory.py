@@ -22,7 +22,8 @@ def test_out_of_memory_is_one_error_that_names_the_lane_and_what_to_do(tmp_path)
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
 def test_it_trains_under_that_limit_with_checkpointing(tmp_path, devices):
     option = "--memory.activation_checkpointing={blocks: [1.*]}"
     train(config(tmp_path), option, f"--distributed.devices={devices}").require_success()

@@ -50,11 +50,8 @@ def on_one_process(tmp_path_factory):
     return trained
 
 
-ONE_MORE = pytest.mark.slow
-"""Of a case that `make test` leaves to `make test-all`."""
-
-
-@pytest.mark.parametrize("devices", [2, *(pytest.param(number, marks=ONE_MORE) for number in (3, 5, 8))])
+@pytest.mark.slow  # test_two_processes_leave_the_model_of_one trains the smaller example
+@pytest.mark.parametrize("devices", [2, 3, 5, 8])
 def test_the_model_has_the_same_bytes_and_losses_on_any_number_of_processes(
     tmp_path, on_one_process, devices
 ):
@@ -79,6 +76,7 @@ def test_loader_workers_change_nothing(tmp_path, on_one_process, devices):
     assert train_mnist(tmp_path, *EPOCH, *overrides) == on_one_process
 
 
+@pytest.mark.slow
 def test_each_process_reads_its_own_lanes_and_nothing_else(tmp_path, on_one_process):
     folder = tmp_path / "indices"
     folder.mkdir()

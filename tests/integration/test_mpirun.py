@@ -28,6 +28,7 @@ def mpirun(*arguments: object) -> Done:
     return run(*MPIRUN, *arguments)
 
 
+@pytest.mark.slow
 def test_two_processes_leave_the_model_of_one(tmp_path, on_one_process):
     done = mpirun(*TWO, *meeting(), *LANEWISE, "train", write_config(tmp_path)).require_success()
     assert "2 processes on cpu" in done.stderr

@@ -20,9 +20,9 @@ from tests.integration.command import (
     wait_for,
     write_config,
 )
+from tests.slow import slow
 from tests.soak.kill_and_resume import losses, result, write_noisy
 
-ONE_MORE = pytest.mark.slow
 """Of a case that `make test` leaves to `make test-all`: the other of two signals to the same processes."""
 SLOWLY = ("--task.init_args.sleep_seconds", 0.1)
 
@@ -65,9 +65,7 @@ def go_on(folder, devices: int) -> None:
     train(folder / "config.yaml", "--resume", "--distributed.devices", devices).require_success()
 
 
-@pytest.mark.parametrize(
-    ("sign", "num_workers"), [(signal.SIGTERM, 1), pytest.param(signal.SIGUSR2, 0, marks=ONE_MORE)]
-)
+@pytest.mark.parametrize(("sign", "num_workers"), [(signal.SIGTERM, 1), *slow((signal.SIGUSR2, 0))])
 def test_a_signal_to_the_launcher_saves_and_stops(tmp_path, whole, sign, num_workers):
     arguments = ("--distributed.devices", 2, "--data.num_workers", num_workers)
     says_so(stop(tmp_path, lambda command: os.kill(command.pid, sign), *arguments))
@@ -75,9 +73,7 @@ def test_a_signal_to_the_launcher_saves_and_stops(tmp_path, whole, sign, num_wor
     assert result(tmp_path) == result(whole)
 
 
-@pytest.mark.parametrize(
-    ("sign", "num_workers"), [pytest.param(signal.SIGTERM, 1, marks=ONE_MORE), (signal.SIGUSR1, 0)]
-)
+@pytest.mark.parametrize(("sign", "num_workers"), [*slow((signal.SIGTERM, 1)), (signal.SIGUSR1, 0)])
 def test_a_signal_to_a_single_process_saves_and_stops(tmp_path, whole, sign, num_workers):
     arguments = ("--data.num_workers", num_workers)
     says_so(stop(tmp_path, lambda command: os.kill(command.pid, sign), *arguments))
@@ -85,9 +81,7 @@ def test_a_signal_to_a_single_process_saves_and_stops(tmp_path, whole, sign, num
     assert result(tmp_path) == result(whole)
 
 
-@pytest.mark.parametrize(
-    ("sign", "rank"), [pytest.param(signal.SIGTERM, 1, marks=ONE_MORE), (signal.SIGUSR1, 0)]
-)
+@pytest.mark.parametrize(("sign", "rank"), slow((signal.SIGTERM, 1), (signal.SIGUSR1, 0)))
 def test_a_signal_to_one_rank_alone_saves_and_stops_all(tmp_path, whole, sign, rank):
     says_so(stop(tmp_path, lambda command: os.kill(command.worker(rank), sign), "--distributed.devices", 2))
     go_on(tmp_path, 1)
@@ -97,10 +91,8 @@ def test_a_signal_to_one_rank_alone_saves_and_stops_all(tmp_path, whole, sign, r
 @pytest.mark.parametrize(
     ("sign", "devices"),
     [
-        (signal.SIGTERM, 1),
-        pytest.param(signal.SIGTERM, 2, marks=ONE_MORE),
-        pytest.param(signal.SIGUSR1, 1, marks=ONE_MORE),
         (signal.SIGUSR2, 2),
+        *slow((signal.SIGTERM, 1), (signal.SIGTERM, 2), (signal.SIGUSR1, 1)),
     ],
 )
 def test_a_signal_to_every_process_with_its_loader_workers_saves_and_stops(tmp_path, whole, sign, devices):
@@ -176,7 +168,7 @@ def test_a_second_signal_ends_a_single_process_at_once(tmp_path):
         assert command.finish().code == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("every_steps", [2, 100])
+@pytest.mark.parametrize("every_steps", [2, *slow(100)])
 def test_a_rank_that_dies_once_is_started_again_and_the_run_ends_the_same(tmp_path, whole, every_steps):
     config = write_noisy(tmp_path, task="tasks.KilledOnce", every_steps=every_steps)
     mark = tmp_path / "mark"

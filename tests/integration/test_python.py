@@ -109,6 +109,7 @@ def test_evaluating_does_not_import_the_compiler_that_only_an_optimizer_needs(fi
     assert "'torch._dynamo'" not in modules
 
 
+@pytest.mark.slow
 def test_evaluating_under_torchrun_shows_the_values_once(finished):
     done = run(*TORCHRUN, 2, "-m", "lanewise", "evaluate", finished / "model.safetensors").require_success()
     assert done.stdout == command_line("evaluate", finished).require_success().stdout
@@ -139,9 +140,14 @@ def test_predictions_are_written_alike_on_any_number_of_devices(tmp_path, finish
     given = (finished / "config.yaml", "--weights", moved, "--dataset", "held_out", "--output", tensors)
     command_line("predict", *given, "--distributed.devices", 3).require_success()
     assert load_file(tensors)["predictions"].tolist() == lines
-    again = tmp_path / "two.jsonl"
-    run(*TORCHRUN, 2, "-m", "lanewise", "predict", finished, "--output", again).require_success()
-    assert again.read_text() == written.read_text()
+
+
+@pytest.mark.slow
+def test_predictions_are_written_alike_under_torchrun(tmp_path, finished):
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    command_line("predict", finished, "--output", one).require_success()
+    run(*TORCHRUN, 2, "-m", "lanewise", "predict", finished, "--output", two).require_success()
+    assert two.read_text() == one.read_text()
 
 
 def test_weights_from_elsewhere_are_evaluated_by_a_configuration(tmp_path, finished):
@@ -268,6 +274,7 @@ assert len(lanewise.predict(result.run_dir, "held_out")) > 0
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
     """Its class is in the script, which evaluate imported by its name: so it trained again, and again."""
     script = tmp_path / "unguarded.py"
@@ -293,6 +300,7 @@ def notebook() -> Iterator[Notebook]:
         yield opened
 
 
+@pytest.mark.slow
 @quiet_kernel
 def test_a_notebook_leaves_what_the_command_line_leaves_and_shows_one_bar(tmp_path, finished, notebook):
     messages = notebook.run(f"main({str(tmp_path / 'run')!r}, 2)")

@@ -22,6 +22,7 @@ from lanewise.metrics import merge_metrics, take_states
 from lanewise.testing import run_distributed
 from tests.integration.command import ROOT, lanewise
 from tests.script import run_script
+from tests.slow import slow
 
 EXAMPLE = ROOT / "examples" / "question_answering"
 CONFIG = EXAMPLE / "question_answering.yaml"
@@ -331,7 +332,7 @@ def test_two_processes_leave_the_same_bytes_and_scores(tmp_path, trained, cut):
     assert last_values(tmp_path) == last_values(trained)
 
 
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("devices", [*slow(2), 3])
 def test_an_evaluation_on_any_number_of_processes_gives_the_same_scores(tmp_path, trained, devices):
     layout = f"--distributed.devices={devices}"
     file = tmp_path / "values.json"
@@ -359,6 +360,7 @@ def test_verify_finds_no_difference(tmp_path, cut):
     assert "verified" in done.stdout
 
 
+@pytest.mark.slow
 def test_questions_without_an_answer(tmp_path):
     options = ("--task.init_args.no_answer=true", "--train.max_steps=2", f"--train.run_dir={tmp_path}")
     lanewise("train", CONFIG, *SMALL, *options).require_success()

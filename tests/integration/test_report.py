@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.command import Warm, lanewise, run, train, wait_for, write_config
+from tests.slow import slow
 
 CHROMIUM = shutil.which("chromium")
 MEASURED = """
@@ -96,6 +97,7 @@ def test_the_tables_have_the_numbers_of_metrics_jsonl(browser, runs):
     assert page.failed == []
 
 
+@pytest.mark.slow
 @WITH_BROWSER
 def test_a_run_that_went_on_on_another_number_shows_its_starts(browser, runs):
     page = open_page(browser, report(runs, "two"))
@@ -138,7 +140,7 @@ def test_runs_beside_each_other_can_be_hidden_by_keyboard(browser, runs):
 
 @WITH_BROWSER
 @pytest.mark.parametrize(
-    ("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
+    ("scheme", "width"), [("light", 1280), *slow(("dark", 1280), ("light", 390), ("dark", 390))]
 )
 def test_nobody_is_kept_out(browser, runs, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="not installed: axe")
@@ -157,6 +159,7 @@ PLOTS = """
 """The width of each chart's place, its own, and its colour; null where it is not drawn."""
 
 
+@pytest.mark.slow
 @WITH_BROWSER
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_paper_all_charts_are_drawn_and_dark_on_white(browser, runs, scheme):
@@ -176,6 +179,7 @@ def test_on_paper_all_charts_are_drawn_and_dark_on_white(browser, runs, scheme):
     assert page.failed == []
 
 
+@pytest.mark.slow
 @WITH_BROWSER
 def test_a_line_of_one_value_stands_on_an_axis_from_zero(browser, runs):
     """That of a learning rate of 0.001 went from -1 to 1."""
@@ -188,6 +192,7 @@ def test_a_line_of_one_value_stands_on_an_axis_from_zero(browser, runs):
     assert (low, rate <= high < 2 * rate) == (0, True)
 
 
+@pytest.mark.slow
 @WITH_BROWSER
 def test_a_name_with_html_in_it_is_shown_as_text(browser, runs, tmp_path):
     hostile = "<img src=x onerror=document.title='taken'>"
@@ -222,6 +227,7 @@ def test_a_million_lines_take_a_minute_and_a_gibibyte_at_most(runs, tmp_path):
     assert out.stat().st_size < 6 * 10**6
 
 
+@pytest.mark.slow
 def test_the_page_is_written_anew_while_a_run_goes_on(runs, tmp_path):
     config = write_config(tmp_path, train={"max_steps": 1_000_000, "run_dir": str(tmp_path / "run")})
     out = tmp_path / "report.html"

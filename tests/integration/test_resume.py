@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from tests.integration.command import ROOT, TORCHRUN, Warm, lanewise, run, train, wait_for, write_config
+from tests.slow import slow
 from tests.soak.kill_and_resume import KINDS, check_lineage, kill_and_resume, result, write_noisy
 
 
@@ -85,6 +86,7 @@ def test_resume_in_an_empty_run_dir_starts(tmp_path, whole):
     assert result(tmp_path) == result(whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_between_two_lines_of_metrics_writes_the_same_lines(tmp_path):
     """Checkpoints are after 3, 6 and 9 steps, lines after 1, 5, 10 and 12."""
     folders = [tmp_path / name for name in ("whole", "killed")]
@@ -95,7 +97,7 @@ def test_a_run_that_is_killed_between_two_lines_of_metrics_writes_the_same_lines
     assert result(folders[1]) == result(folders[0])
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, *slow(2)])
 def test_resume_of_a_run_that_has_ended_ends_with_the_same_bytes(tmp_path, whole, devices):
     shutil.copytree(whole / "run", tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()
@@ -103,7 +105,7 @@ def test_resume_of_a_run_that_has_ended_ends_with_the_same_bytes(tmp_path, whole
     assert result(tmp_path) == result(whole)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, *slow(2)])
 def test_a_run_that_early_stopping_ended_has_ended(tmp_path, devices):
     early_stopping = {"metric": "all/loss", "mode": "min", "patience": 1, "min_delta": 1000}
     config = write_config(
@@ -135,7 +137,7 @@ def damage(folder):
     return path
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [*slow(1), 2])
 def test_resume_falls_back_from_a_damaged_checkpoint_to_the_one_before(stopped, whole, devices):
     path = damage(stopped.parent / "run" / "checkpoints" / "step-000007")
     done = train(stopped, "--resume", "--distributed.devices", devices).require_success()
@@ -154,7 +156,7 @@ def test_a_damaged_checkpoint_of_a_later_step_does_not_count_among_those_that_ar
     assert "step-000009" in [path.name for path in checkpoints.iterdir()]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [*slow(1), 2])
 def test_resume_from_damaged_checkpoints_only_is_one_error_and_deletes_nothing(stopped, devices):
     checkpoints = stopped.parent / "run" / "checkpoints"
     for folder in checkpoints.iterdir():
@@ -173,7 +175,7 @@ def test_resume_from_damaged_checkpoints_only_is_one_error_and_deletes_nothing(s
 OTHER = ("--train.seed", 1, "--task.init_args.num_samples", 32, "--batch.micro_batch_size", 4)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [*slow(1), 2])
 def test_another_seed_dataset_and_lanes_are_one_error_that_lists_them_and_says_how_to_go_on(stopped, devices):
     before = result(stopped.parent)
     done = train(stopped, "--resume", *OTHER, "--distributed.devices", devices)
@@ -201,7 +203,7 @@ def test_what_is_allowed_goes_on_and_says_so(stopped):
     assert len(result(stopped.parent)[1]) == 12
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [*slow(1), 2])
 def test_another_model_is_an_error_that_names_what_does_not_fit(stopped, devices):
     before = result(stopped.parent)
     done = train(stopped, "--resume", "--task.init_args.width", 4, "--distributed.devices", devices)

@@ -199,6 +199,7 @@ def model_bytes(run_dir: Path) -> bytes:
     return (run_dir / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_config_trains_as_it_is_on_sessions_that_it_says_are_generated(tmp_path):
     variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     for devices in (1, 2):

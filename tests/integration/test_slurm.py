@@ -63,6 +63,7 @@ def test_four_processes_on_two_nodes_leave_the_model_of_one(slurm, digits, on_on
     assert (digits / "run" / "model.safetensors").read_bytes() == on_one_process
 
 
+@pytest.mark.slow
 def test_the_documented_batch_script_leaves_the_model_of_one(slurm, digits, on_one_process):
     (digits / "digits.sh").write_text(documented(r"^```bash\n(#!/bin/bash\n.*?)^```$"))
     assert slurm.run_batch("digits.sh", cwd=digits) == "COMPLETED"
@@ -85,7 +86,7 @@ def test_a_batch_script_without_srun_trains_alone(slurm, digits, on_one_process)
     ("options", "others_sleep_seconds"),
     [
         pytest.param((), 0, id="in-a-sum", marks=pytest.mark.slow),
-        pytest.param((KILL,), 300, id="busy-elsewhere"),
+        pytest.param((KILL,), 300, id="busy-elsewhere", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_raises_ends_all_of_them(slurm, tmp_path, options, others_sleep_seconds):

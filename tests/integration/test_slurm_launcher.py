@@ -112,6 +112,7 @@ def test_from_python_a_run_waits_for_its_result(slurm, tmp_path):
     assert "is submitted" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_is_requeued_saves_and_goes_on(slurm, tmp_path, whole):
     job = begin(slurm, tmp_path)
     slurm.run("scontrol", "requeue", job)  # it may ask twice, and be told that the job is pending

@@ -254,13 +254,14 @@ def closed_ports(host: Host) -> Iterator[None]:
 EXCEPTION = "ValueError: the image is upside down"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "rank", "says", "seconds"),
     [
-        pytest.param("exception", 3, EXCEPTION, SECONDS_TO_END, id="exception-on-the-second"),
         *(
             pytest.param(*case, id=f"{case[0]}-{case[1]}", marks=pytest.mark.slow)
             for case in (
+                ("exception", 3, EXCEPTION, SECONDS_TO_END),
                 ("exception", 0, EXCEPTION, SECONDS_TO_END),
                 ("SIGKILL", 0, "was killed by signal 9", SECONDS_TO_END),
                 ("SIGKILL", 3, "was killed by signal 9", SECONDS_TO_END),

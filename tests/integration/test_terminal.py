@@ -16,14 +16,14 @@ from tests.integration.terminal import lines_left_on
 COMMANDS = (
     (
         "train mnist.yaml --train.max_steps=4 --distributed.devices=2 --audit --evaluate.best=held_out/loss "
-        "--evaluate.every_steps=2"
+        "--evaluate.every_steps=2 --distributed.equality=exact"
     ),
     "evaluate runs/mnist",
     "predict runs/mnist --output digits.jsonl",
     "audit runs/mnist",
     "checkpoints runs/mnist",
     "plan mnist.yaml --devices=1,2,16,100000 --tflops=1 --link-gbit=100 --memory-gib=1",
-    "verify mnist.yaml --devices=2 --steps=1",
+    "verify mnist.yaml --devices=2 --steps=1 --distributed.equality=exact",
     "train mnist.yaml --train.run_dir=runs/other --task.init_args.nonsense=1 --optimizer.init_args.lr=fast",
 )
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +22,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.integration.command import LANEWISE, run, write_config
+from tests.integration.command import LANEWISE, Done, lanewise, run, write_config
 
 NUM_STEPS = 18
 KILLED_AFTER = 14
@@ -36,21 +36,25 @@ SECTIONS: dict[str, Any] = {
 }
 
 
-def train_killed_and_resumed(folder: Path, tracker: dict[str, Any], **variables: str) -> Path:
+def cold(*arguments: object, **options: Any) -> Done:
+    """Run `lanewise ARGUMENTS` in an interpreter that is told to ignore warnings of other packages."""
+    options["variables"] = {**options.get("variables", {}), **THEIR_WARNINGS}
+    return run(*LANEWISE, *arguments, **options)
+
+
+def train_killed_and_resumed(
+    folder: Path, tracker: dict[str, Any], program: Callable[..., Done] = cold, **variables: str
+) -> Path:
     """Train on one device until it is killed, and go on on two."""
     kill = {"class_path": "tasks.KillsItself", "init_args": {"after_step": KILLED_AFTER}}
     config = write_config(
         folder, "tasks.Evaluated", **SECTIONS, train={"epochs": 6, "run_dir": str(folder / "run")}
     )
-    variables |= THEIR_WARNINGS
-    killed = run(
-        *(*LANEWISE, "train", config, f"--callbacks={json.dumps([tracker, kill])}"),
-        cwd=folder,
-        variables=variables,
-    )
+    both = f"--callbacks={json.dumps([tracker, kill])}"
+    killed = program("train", config, both, cwd=folder, variables=variables)
     assert killed.code == -9, killed.stderr
     resumed = ("--resume", "--distributed.devices=2", f"--callbacks={json.dumps([tracker])}")
-    done = run(*LANEWISE, "train", config, *resumed, cwd=folder, variables=variables).require_success()
+    done = program("train", config, *resumed, cwd=folder, variables=variables).require_success()
     assert "going on from" in done.stderr
     return folder / "run"
 
@@ -65,7 +69,7 @@ def digest_of(run_dir: Path) -> str:
 
 
 def test_csv(tmp_path):
-    run_dir = train_killed_and_resumed(tmp_path, {"class_path": "lanewise.trackers.CSV"})
+    run_dir = train_killed_and_resumed(tmp_path, {"class_path": "lanewise.trackers.CSV"}, lanewise)
     with (run_dir / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     steps = {name: [int(row["step"]) for row in rows if row[name]] for name in ("train/loss", "all/loss")}
@@ -165,11 +169,11 @@ def test_mlflow(tmp_path):
     assert len(list((tmp_path / "files").rglob("config.yaml"))) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_does_not_stop_a_run(tmp_path):
     tracker = {"class_path": "lanewise.trackers.MLflow", "init_args": {"tracking_uri": "http://127.0.0.1:9"}}
     config = write_config(tmp_path, callbacks=[tracker])
-    variables = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", **THEIR_WARNINGS}
-    done = run(*LANEWISE, "train", config, variables=variables).require_success()
+    done = cold("train", config, variables={"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}).require_success()
     (said,) = [line for line in done.stderr.splitlines() if "MLflow takes no more numbers" in line]
     assert "127.0.0.1" in said
     assert (tmp_path / "run" / "model.safetensors").exists()

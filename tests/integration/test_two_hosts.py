@@ -22,7 +22,8 @@ def start(hosts, node_rank: int, processes_each: int, *arguments: object) -> Col
     return Cold(*command, variables={"GLOO_SOCKET_IFNAME": hosts[node_rank].interface})
 
 
-@pytest.mark.parametrize("processes_each", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes_each", [1, 2])
 def test_processes_on_two_hosts_leave_the_model_of_one(hosts, tmp_path, processes_each):
     config = write_config(tmp_path)
     train(config, "--train.run_dir", tmp_path / "one").require_success()

@@ -21,6 +21,7 @@ def verify(config, tmp_path, *arguments):
     return done
 
 
+@pytest.mark.slow
 def test_mnist_is_verified_and_nothing_is_left(tmp_path):
     report = tmp_path / "report.json"
     done = verify(MNIST, tmp_path, "--devices", "2", "--resume", "--json", report).require_success()
