@@ -17,6 +17,7 @@ from lanewise.processes.device.determinism import set_determinism
 from lanewise.reduce import build_reducer, compression
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, state_bytes
+from tests.slow import slow
 from tests.unit.reduce.lanes import reduce_lanes
 from tests.unit.reduce.test_ddp import bytes_sent, gaussian
 
@@ -31,8 +32,7 @@ def reduce_scaled(world, name: str, magnitude: float) -> list[torch.Tensor]:
     return reduce_lanes(world, value, SIZES, equality="close", num_lanes=6, compression=name)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize(("name", "world_size"), [("bf16", 3), ("fp16", 2), *slow(("bf16", 2), ("fp16", 3))])
 def test_a_rounded_sum_is_as_near_as_its_format_in_any_unit(name, world_size):
     """Sums over many tokens are beyond fp16, small gradients below it: they are scaled before the cast."""
     for magnitude in (1e9, 1e-9):
@@ -118,8 +118,10 @@ def losses_uncompressed(precision: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize(("name", "precision"), [("bf16", "bf16"), ("fp16", "fp16"), ("fp16", "float32")])
+@pytest.mark.parametrize("world_size", [*slow(2), 3])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("bf16", "bf16"), *slow(("fp16", "fp16"), ("fp16", "float32"))]
+)
 def test_training_is_near_on_every_rank_alike_and_totals_are_exact(name, precision, world_size):
     expected = losses_uncompressed(precision)
     (losses, state), *others = run_distributed(train, world_size, name, precision)

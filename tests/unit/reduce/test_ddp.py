@@ -20,6 +20,7 @@ from lanewise.config import DistributedConfig
 from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.reduce import build_reducer, tree_all_reduce
 from lanewise.testing import run_distributed
+from tests.slow import slow
 from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 
 SIZES = [3, 1, 1000, 5, 300_000, 2]  # more than DDP's first bucket of 1 MiB holds
@@ -44,7 +45,7 @@ def reduce_each(world):
     return [reduce_exact(world, num_lanes, present) for num_lanes, present in LANES]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3, *slow(2, 4)])
 def test_exact_adds_in_the_tree_whoever_carries_the_lanes(world_size):
     expected = [as_bytes(in_tree(cancelling, SIZES, *lanes)) for lanes in LANES]
     for result in run_distributed(reduce_each, world_size):
@@ -62,7 +63,7 @@ def reduce_partly_used(world, equality):
     return as_bytes(reduce_lanes(world, used_by_odd_lanes, SIZES, equality=equality, num_lanes=6))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("world_size", [1, 3, *slow(2, 4, 6)])
 def test_a_parameter_that_some_lanes_or_none_use_gets_the_same_bytes(world_size):
     expected = as_bytes(in_tree(used_by_odd_lanes, SIZES, 6, range(6)))
     for result in run_distributed(reduce_partly_used, world_size, "exact"):
@@ -111,7 +112,7 @@ def reduce_unlike(world, equality):
     return [*gradients, norm], [gradient.stride() for gradient in gradients]
 
 
-@pytest.mark.parametrize("equality", ["close", "exact"])
+@pytest.mark.parametrize("equality", [*slow("close"), "exact"])
 def test_gradients_of_parameters_of_any_layout_and_dtype_are_those_of_one_process(equality):
     (alone,) = run_distributed(reduce_unlike, 1, equality)
     for world_size in (2, 3):
@@ -129,7 +130,7 @@ def reduce_close(world, num_lanes):
     return reduce_lanes(world, gaussian, SIZES, equality="close", num_lanes=num_lanes)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3, *slow(2, 4)])
 def test_close_keeps_its_bound_in_every_element(world_size):
     num_lanes = 8
     unit_roundoff = 2.0**-24
@@ -156,7 +157,7 @@ def reduce_with_delays(world, num_lanes):
     return as_bytes(reduce_lanes(world, cancelling, SIZES, equality="exact", num_lanes=num_lanes, steps=12))
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [*slow(2), 4])
 def test_random_delays_neither_hang_nor_change_a_byte(world_size):
     expected = as_bytes(in_tree(cancelling, SIZES, 5, range(5)))
     for result in run_distributed(reduce_with_delays, world_size, 5):
@@ -240,7 +241,7 @@ def measure_traffic(world, num_lanes):
     return (bytes_sent(world) - before) / (3 * 4 * sum(sizes))
 
 
-@pytest.mark.parametrize("num_lanes", [2, pytest.param(8, marks=pytest.mark.slow), 30])
+@pytest.mark.parametrize("num_lanes", [2, *slow(8, 30)])
 def test_exact_sends_about_as_much_as_a_ring_all_reduce(num_lanes):
     """On two processes each sends half of the gradient in either stage, for any number of lanes."""
     for ratio in run_distributed(measure_traffic, 2, num_lanes, one_machine=False):

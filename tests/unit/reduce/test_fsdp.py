@@ -20,6 +20,7 @@ from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.processes.world.shards import is_sharded, whole
 from lanewise.reduce import Reducer, build_reducer
 from lanewise.testing import run_distributed
+from tests.slow import slow
 from tests.unit.reduce.test_ddp import bytes_sent
 
 WIDTH, NUM_BLOCKS, NUM_LANES = 256, 6, 4
@@ -103,7 +104,7 @@ def measure_held(world, reducer_name, equality):
     return held
 
 
-@pytest.mark.parametrize("equality", ["close", "exact"])
+@pytest.mark.parametrize("equality", [*slow("close"), "exact"])
 def test_four_processes_hold_a_quarter_of_parameters_gradients_and_optimizer_state(equality):
     for held in run_distributed(measure_held, 4, "fsdp", equality):
         assert held == [P // 4, P // 4, P // 2]
@@ -163,7 +164,7 @@ def measure_traffic(world, equality):
     return sent
 
 
-@pytest.mark.parametrize(("equality", "gradients"), [("exact", P), ("close", 2 * P)])
+@pytest.mark.parametrize(("equality", "gradients"), [("exact", P), *slow(("close", 2 * P))])
 def test_each_lane_gathers_weights_twice_and_sends_its_gradients(equality, gradients):
     """P for its forward, P - R again for its backward, and the gradients: half of it sent, on two processes.
 
@@ -185,7 +186,7 @@ def reduce_with_an_infinite_lane(world, reducer_name, equality):
     return gradients, norm, len(used)
 
 
-@pytest.mark.parametrize("equality", ["exact", "close"])
+@pytest.mark.parametrize("equality", ["exact", *slow("close")])
 def test_nothing_travels_from_a_lane_without_weight_even_if_its_activations_are_infinite(equality):
     """Zero times infinity is NaN, in all blocks but the last: the weights were destroyed."""
     ((gradients, norm, num_used),) = run_distributed(reduce_with_an_infinite_lane, 1, "single", equality)

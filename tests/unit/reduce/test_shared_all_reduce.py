@@ -7,6 +7,7 @@ from lanewise.lanes import Placement, Present, lane_ranges
 from lanewise.processes.world.world import World
 from lanewise.reduce.shared_all_reduce import SharedAllReduce
 from lanewise.testing import run_distributed
+from tests.slow import slow
 from tests.unit.reduce.lane_sums import tree_of
 
 SMALL, LARGE = [1, 2, 1001], [5003, 1_100_000]
@@ -29,7 +30,7 @@ def reduce_buckets(
     return results
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3, *slow(2, 4)])
 @pytest.mark.parametrize(
     ("num_lanes", "present"),
     [(4, range(4)), (8, range(8)), (8, range(5)), (7, (1, 3, 6)), (7, range(2)), (12, range(11))],

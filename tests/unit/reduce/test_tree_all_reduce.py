@@ -10,6 +10,7 @@ from lanewise.lanes import Placement, Present, lane_ranges
 from lanewise.processes.world.world import World
 from lanewise.reduce.tree_all_reduce import TreeAllReduce
 from lanewise.testing import run_distributed
+from tests.slow import slow
 from tests.unit.reduce.lane_sums import lane_values, tree_of
 
 
@@ -26,7 +27,7 @@ def reduce_buckets(world: World, num_lanes: int, present: Present, sizes: list[i
     return results
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3, *slow(2, 4)])
 @pytest.mark.parametrize(
     ("num_lanes", "present"),
     [(4, range(4)), (8, range(8)), (8, range(5)), (7, (1, 3, 6)), (7, range(2)), (12, range(11))],

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from lanewise.lanes import Placement, lane_ranges
 from lanewise.reduce.tree_reduce_scatter import TreeReduceScatter
 from lanewise.testing import run_distributed
+from tests.slow import slow
 from tests.unit.reduce.lanes import cancelling, in_tree
 
 SIZE = 12
@@ -29,7 +30,7 @@ def sum_lanes(world, num_lanes, present):
     return rows[0].numpy().tobytes()
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3, *slow(2, 4)])
 @pytest.mark.parametrize(
     ("num_lanes", "present"),
     [(4, range(4)), (8, range(8)), (7, range(7)), (8, range(3)), (6, range(2)), (8, (1, 2, 7))],

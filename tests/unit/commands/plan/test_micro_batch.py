@@ -16,6 +16,7 @@ from lanewise.config import BatchConfig
 from lanewise.errors import ConfigError
 from lanewise.processes.world.world import LocalWorld
 from tests.distributed.tasks import configure
+from tests.slow import slow
 
 CPU = torch.device("cpu")
 WIDTH = 1 << 14
@@ -86,7 +87,7 @@ class LanesOf(StreamOf):
         return iter([]) if lane == 1 else iter(self)
 
 
-@pytest.mark.parametrize("task", [WideStream, WideLanes])
+@pytest.mark.parametrize("task", [*slow(WideStream), WideLanes])
 def test_a_stream_gives_the_size_that_its_samples_would_give_with_an_index(monkeypatch, task):
     assert find(monkeypatch, 16 * 2**20, task=task) == find(monkeypatch, 16 * 2**20)
 

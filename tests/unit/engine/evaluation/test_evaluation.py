@@ -24,6 +24,7 @@ from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Smooth, configure
+from tests.slow import slow
 
 nan = math.nan
 
@@ -128,7 +129,7 @@ def train(world: World, config: RunConfig, folder: str) -> tuple[int, int, bytes
     return first_step, len(taken), run_dir.model.read_bytes(), steps
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, *slow(3)])
 def test_all_ranks_end_after_the_same_step(tmp_path, world_size):
     """Evaluations are after 2, 4, 6 and 8 steps; the first finds something, and the next three do not."""
     config = ending_early()

@@ -31,6 +31,7 @@ from lanewise.processes.world.world import LocalWorld
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure
+from tests.slow import slow
 
 CLASSES = 5
 NUM_SAMPLES, NUM_FEW, NUM_LANES = 1003, 3, 8
@@ -122,7 +123,7 @@ def alone():
     return run_distributed(evaluate, 1, CONFIG)[0]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+@pytest.mark.parametrize("world_size", [3, *slow(2, 4, 7)])
 def test_every_value_is_the_same_float_and_each_sample_is_evaluated_once(alone, world_size):
     results = run_distributed(evaluate, world_size, CONFIG)
     assert [values for values, _ in results] == [alone[0]] * world_size
@@ -243,7 +244,7 @@ def shown(outputs: list[Any]) -> list[str]:
     return [f"{type(output)} {output}" for output in outputs]
 
 
-@pytest.mark.parametrize("make", [named, made, of_hugging_face, ragged, texts])
+@pytest.mark.parametrize("make", [*slow(named), made, of_hugging_face, *slow(ragged), texts])
 def test_predictions_are_in_the_containers_of_the_model_on_any_number_of_processes(make):
     for name, count in (("all", 20), ("few", 2)):
         alone = run_distributed(predict, 1, make, name)[0]
@@ -333,7 +334,7 @@ def test_it_is_done_every_so_often_and_at_the_end(tmp_path, options, steps):
     assert [step for step, _ in seen] == steps
 
 
-@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("mode", ["min", *slow("max")])
 def test_the_best_model_is_kept_and_every_rank_agrees(tmp_path, mode):
     config = with_evaluation(every_steps=1, best="test/loss", best_mode=mode)
     (seen, values), second = run_distributed(fit, 2, config, str(tmp_path))

@@ -13,6 +13,7 @@ from lanewise.errors import CheckpointError
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import state_bytes
+from tests.slow import slow
 from tests.unit.engine.own_loop.test_lanes import make_lanes
 
 SAMPLES = TensorDataset(torch.arange(64.0).view(32, 2) / 64)
@@ -93,7 +94,7 @@ def reinforce(world: World, folder: str, num_rollouts: int, weights_change: bool
     return state_bytes(model)
 
 
-@pytest.mark.parametrize("weights_change", [False, True])
+@pytest.mark.parametrize("weights_change", [*slow(False), True])
 def test_data_of_the_loops_own_making_go_on_to_the_same_bytes(tmp_path, weights_change):
     """The checkpoint was of another run, since it knew every sample, or every weight."""
     alone = run_distributed(reinforce, 1, str(tmp_path / "alone"), 3, weights_change)[0]

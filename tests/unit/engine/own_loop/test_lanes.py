@@ -19,9 +19,10 @@ from lanewise.processes.world.environment import Environment
 from lanewise.processes.world.world import LocalWorld
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, TinyTransformer, configure, train
+from tests.slow import slow
 
 SAMPLES = 53  # in steps of 16: the fourth step of an epoch has 5 samples on 3 of the 8 lanes
-WORLDS = pytest.mark.parametrize("world_size", [2, 3])
+WORLDS = pytest.mark.parametrize("world_size", [*slow(2), 3])
 
 
 def make_lanes(world, **options: Any) -> Lanes:
@@ -92,7 +93,7 @@ def test_a_model_is_prepared_once():
     run_distributed(prepare_twice, 1)
 
 
-@pytest.mark.parametrize(("world_size", "is_checkpointed"), [(1, False), (2, False), (3, True)])
+@pytest.mark.parametrize(("world_size", "is_checkpointed"), [(2, False), (3, True), *slow((1, False))])
 def test_a_transformer_ends_with_the_bytes_and_losses_of_the_trainer(world_size, is_checkpointed):
     expected = run_distributed(train, 1, configure(Language, num_samples=SAMPLES))[0]
     for result in run_distributed(language, world_size, None, 9, is_checkpointed):
@@ -383,8 +384,10 @@ def count(world, num_samples):
     return values, num_seen
 
 
-@pytest.mark.parametrize("num_samples", [53, 3])
-@pytest.mark.parametrize("world_size", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("world_size", "num_samples"),
+    [(2, 53), (5, 3), *slow((1, 53), (1, 3), (2, 3), (5, 53))],
+)
 def test_a_metric_has_the_value_of_the_whole_set_and_each_sample_is_seen_once(world_size, num_samples):
     whole = MulticlassAccuracy(num_classes=5, average="macro")
     whole.update(torch.arange(num_samples) % 5, (torch.arange(num_samples) // 3) % 5)

@@ -28,6 +28,7 @@ from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Smooth, configure
+from tests.slow import slow
 
 
 def test_a_value_that_torch_refuses_names_the_section():
@@ -114,7 +115,7 @@ def test_an_evaluation_by_other_weights_leaves_the_bytes_of_the_training(tmp_pat
     assert often[2]["model.safetensors"] == once[2]["model.safetensors"]
 
 
-@pytest.mark.parametrize("optimizer", MODES)
+@pytest.mark.parametrize("optimizer", ["ScheduleFree", *slow("Swapping")])
 def test_what_is_evaluated_and_written_are_the_evaluation_weights(tmp_path, optimizer):
     engine = build_engine(configured(optimizer), LocalWorld(torch.device("cpu")))
     values = engine.fit(RunDir(tmp_path))
@@ -142,11 +143,8 @@ def test_a_stopped_evaluation_leaves_the_bytes_of_the_training():
 
 
 LAYOUTS = [
-    (2, {}),
     (3, {"shard_optimizer": True}),
-    pytest.param(2, {"shard_optimizer": True}, marks=pytest.mark.slow),
-    (2, {"reducer": "fsdp"}),
-    pytest.param(3, {"reducer": "fsdp"}, marks=pytest.mark.slow),
+    *slow((2, {}), (2, {"shard_optimizer": True}), (2, {"reducer": "fsdp"}), (3, {"reducer": "fsdp"})),
 ]
 
 
@@ -159,7 +157,7 @@ def test_evaluation_weights_are_the_same_on_any_number_of_processes(tmp_path, wo
     assert files == alone[2]
 
 
-@pytest.mark.parametrize("optimizer", MODES)
+@pytest.mark.parametrize("optimizer", [*slow("ScheduleFree"), "Swapping"])
 def test_a_run_with_modes_resumes_to_the_same_bytes(tmp_path, optimizer):
     config = configured(optimizer)
     whole_run = fit_alone(config, folder_in(tmp_path, "whole"))
@@ -184,8 +182,14 @@ def take_a_step(world: World, config: RunConfig) -> str:
     return ""
 
 
-@pytest.mark.parametrize("layout", [{"shard_optimizer": True}, {"reducer": "fsdp"}])
-@pytest.mark.parametrize("optimizer", ["Noisy", "NoisyByItself"])
+@pytest.mark.parametrize(
+    ("optimizer", "layout"),
+    [
+        ("Noisy", {"shard_optimizer": True}),
+        ("NoisyByItself", {"reducer": "fsdp"}),
+        *slow(("Noisy", {"reducer": "fsdp"}), ("NoisyByItself", {"shard_optimizer": True})),
+    ],
+)
 def test_an_optimizer_that_draws_is_refused_where_each_process_updates_a_part(optimizer, layout):
     """It drew other numbers for each parameter, and trained another model without a word."""
     for said in run_distributed(take_a_step, 2, configured(optimizer, **layout)):

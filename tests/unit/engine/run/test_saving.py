@@ -22,6 +22,7 @@ from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.dir import RunDir
 from lanewise.runs.loggers.jsonl import JsonlLogger
 from lanewise.testing import run_distributed
+from tests.slow import slow
 from tests.unit.engine.test_engine import Line, line
 
 # Five steps, evaluated after steps 1, 3 and 4, the last one, on twelve samples.
@@ -177,9 +178,20 @@ def go_on(world: World, config: RunConfig, folder: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("method", "num_steps"), [("on_start", 1), ("on_step", 2), ("on_evaluation", 3), ("on_best", 3)]
+    ("method", "num_steps", "equality"),
+    [
+        ("on_step", 2, "close"),
+        ("on_evaluation", 3, "exact"),
+        *slow(
+            ("on_start", 1, "exact"),
+            ("on_start", 1, "close"),
+            ("on_step", 2, "exact"),
+            ("on_evaluation", 3, "close"),
+            ("on_best", 3, "exact"),
+            ("on_best", 3, "close"),
+        ),
+    ],
 )
-@pytest.mark.parametrize("equality", ["exact", "close"])
 def test_a_callback_ends_the_run_after_the_next_step_alike_on_any_number_of_processes(
     tmp_path, whole, method, num_steps, equality
 ):

@@ -24,6 +24,7 @@ from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Smooth, configure
+from tests.slow import slow
 
 ONE_CYCLE = SchedulerConfig(
     class_path="torch.optim.lr_scheduler.OneCycleLR", init_args={"max_lr": 0.1, "total_steps": -1}
@@ -106,7 +107,7 @@ def test_a_run_goes_on_with_its_learning_rate_and_what_was_the_best(whole, tmp_p
         assert weights == whole[1][1]
 
 
-@pytest.mark.parametrize("warmup", [3, 0.375])
+@pytest.mark.parametrize("warmup", [*slow(3), 0.375])
 def test_a_warm_up_comes_before(tmp_path, warmup):
     ((rates, _),) = run_distributed(train, 1, following(warmup=warmup), str(tmp_path))
     assert rates[:3] == pytest.approx([LR / 4, LR / 2, LR * 3 / 4])
@@ -214,7 +215,7 @@ def cut_back(folder: Path, step: int) -> None:
             checkpoints.of_step(later).rmdir()
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "wsd"])
+@pytest.mark.parametrize("name", ["wsd", *slow("linear", "cosine")])
 def test_a_named_scheduler_goes_on_in_its_warm_up_on_any_number_of_processes(tmp_path, name):
     config = named(name=name, warmup=0.5)
     ((rates, weights),) = run_distributed(train, 1, config, str(tmp_path / "whole"))
@@ -260,7 +261,13 @@ LENGTHS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("section", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize(
+    "section",
+    [
+        pytest.param(one, marks=() if name == "CosineAnnealingLR" else pytest.mark.slow, id=name)
+        for name, one in LENGTHS.items()
+    ],
+)
 def test_auto_is_the_length_of_the_run_also_of_one_that_goes_on_for_longer(tmp_path, section):
     """Each learning rate after the resume is that of a run which had the greater length from the start."""
     short, longer = (configure_scheduled(steps, SchedulerConfig(**section)) for steps in (STEPS, 2 * STEPS))
@@ -295,7 +302,7 @@ def test_a_function_must_make_what_is_stepped_after_each_step():
         build_run(config, LocalWorld(torch.device("cpu")))
 
 
-@pytest.mark.parametrize("section", [{"warmup": 2}, {"warmup": 0.25}])
+@pytest.mark.parametrize("section", [*slow({"warmup": 2}), {"warmup": 0.25}])
 def test_a_warm_up_alone_may_have_a_longer_run(tmp_path, section):
     run_distributed(train, 1, named(**section), str(tmp_path))
     ((rates, _),) = run_distributed(train, 1, named(steps=16, warmup=2), str(tmp_path))

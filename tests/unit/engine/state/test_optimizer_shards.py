@@ -23,6 +23,7 @@ from lanewise.runs.checkpoint.saver import Saver
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, state_bytes
 from tests.distributed.test_reducers import NotContiguous
+from tests.slow import slow
 
 STEPS, SAVED = 6, 3
 
@@ -81,6 +82,7 @@ def trained(config: RunConfig, world_size: int, *args: Any) -> Any:
     return first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["AdamW", "Adafactor"])
 def test_the_bytes_are_those_of_one_process(optimizer, tmp_path):
     """Of Adafactor as well, which looks at whole parameters; it takes no complex ones."""
@@ -100,7 +102,7 @@ def with_everything(*, sharded: bool, equality: str = "exact") -> RunConfig:
     return replace(config, scheduler=scheduler, train=replace(config.train, ema_decay=0.9))
 
 
-@pytest.mark.parametrize("equality", ["close", "exact"])
+@pytest.mark.parametrize("equality", ["close", *slow("exact")])
 def test_sharding_changes_no_byte_of_what_else_an_update_has(equality, tmp_path):
     whole, shards = (with_everything(sharded=sharded, equality=equality) for sharded in (False, True))
     assert trained(shards, 2, tmp_path / "shards") == trained(whole, 2, tmp_path / "whole")

@@ -212,7 +212,27 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("options", PLANS.values(), ids=PLANS.keys())
+SHORT = {
+    "plain",
+    "fused, two groups, cosine",
+    "SGD with momentum",
+    "Adafactor",
+    "LambdaLR",
+    "wsd, two groups",
+    "after the warm-up",
+    "fp16",
+    "transformer",
+}
+"""What `make test` runs: together they have all that a plan may have."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(plan, marks=() if name in SHORT else pytest.mark.slow, id=name)
+        for name, plan in PLANS.items()
+    ],
+)
 def test_a_run_that_goes_on_ends_as_if_it_had_never_stopped(tmp_path, options):
     config = plan(**options)
     whole = build(config)

@@ -5,6 +5,7 @@ import torch
 
 from lanewise.processes.world.shards import is_sharded, laid_out_as, row_ranges, whole
 from lanewise.testing import run_distributed
+from tests.slow import slow
 
 SHAPES = [(8, 3), (7, 2), (5,), (2, 2), (1,), (0, 4)]
 
@@ -40,7 +41,7 @@ def cut_and_gather(world, shape):
     return row_ranges(sharded)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3, *slow(2, 4)])
 def test_a_sharded_tensor_is_cut_without_talking_and_gathered(world_size):
     for shape in SHAPES:
         (ranges, *others) = run_distributed(cut_and_gather, world_size, shape)
