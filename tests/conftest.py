@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,21 @@ from hypothesis import settings
 from lanewise.config import pin_environment
 from tests import server
 
+ROOT = Path(__file__).parents[1]
+
 pin_environment(threads=1, equality="exact")
 # Warnings are errors in the processes that tests start as well; pytest's own setting ends at this process.
 os.environ["PYTHONWARNINGS"] = "error::FutureWarning,error::UserWarning"
+
+# The server imports a module of the tests.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 # A shell lets what it starts in the background ignore Ctrl-C, and the commands under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing where other programs run beside the tests.
-settings.register_profile("tests", deadline=None)
-settings.load_profile("tests")
+settings.register_profile("all", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=30)
 
 
 @pytest.fixture
@@ -39,11 +45,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the server that tests fork from, or join it in a worker of xdist."""
+    """Choose how many examples are tried; start the server that tests fork from, or join it in a worker."""
+    settings.load_profile("fast" if "not slow" in config.option.markexpr else "all")
     if hasattr(config, "workerinput"):
         server.join(config.workerinput["server"])
     else:
         server.start()
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        import_module("tests.light")  # in each process that collects tests
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,8 +16,7 @@ _MODULES = (
     "lanewise.runs.loggers",
     "lanewise.commands.verify.verify",
     "tensorboard.compat.proto.event_pb2",
-    "torchmetrics.classification",  # three seconds, since it imports transformers and matplotlib
-    "torchmetrics.retrieval",
+    "tests.light",
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "attrs",  # which jsonargparse imports when it reads the first class
