@@ -63,6 +63,8 @@ demo: $(STAMP) ## train the MNIST example on two processes, printing its accurac
 	    --train.run_dir runs/mnist-$$(date +%Y%m%d-%H%M%S)
 
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Empty, whatever the environment says: else each process that a test starts would compile every module again.
+test test-all test-oldest: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP) ## run the tests that need no GPU, but for the slow ones
 	$(PYTEST) -m "not gpu and not slow" $(PYTEST_ARGS)
