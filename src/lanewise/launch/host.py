@@ -69,7 +69,7 @@ def main() -> NoReturn:
 
 @final
 class HostProcess:
-    """Does what the launcher asks for: the methods `do_...`, which return values of JSON.
+    """Does what the launcher asks for: the methods in `COMMANDS`, which return values of JSON.
 
     What arrives of these at the launcher must have the type of the method's annotation.
 
@@ -101,7 +101,7 @@ class HostProcess:
             if kind == "call":
                 name, arguments = rest
                 try:
-                    self._send("reply", getattr(self, f"do_{name}")(**arguments))
+                    self._send("reply", COMMANDS[name](self, **arguments))
                 except OSError as error:
                     what = f"{error.filename}: {error.strerror}" if error.filename else text_of(error)
                     self._send("refused", what)
@@ -115,7 +115,7 @@ class HostProcess:
             self._let_workers_stop()
         self._end()
 
-    def do_enter(
+    def enter(
         self, folder: str, variables: Mapping[str, str], limit_seconds: float | None
     ) -> tuple[str, str]:
         """Take the working directory and the environment; return the interfaces that are set there.
@@ -134,7 +134,7 @@ class HostProcess:
         gloo, nccl = INTERFACE_VARIABLES
         return os.environ.get(gloo, ""), os.environ.get(nccl, "")
 
-    def do_compare(self, search_path: str, sources: Mapping[str, str]) -> list[str]:
+    def compare(self, search_path: str, sources: Mapping[str, str]) -> list[str]:
         """Return which files differ from those of the launcher: relative paths and what is wrong."""
         wrong = []
         for name, digest in sources.items():
@@ -145,46 +145,46 @@ class HostProcess:
                 wrong.append(f"{name} differs")
         return wrong
 
-    def do_reach(self, peers: Sequence[tuple[str, Sequence[str], int]]) -> list[list[str]]:
+    def reach(self, peers: Sequence[tuple[str, Sequence[str], int]]) -> list[list[str]]:
         """Call hosts, given as token, addresses and port; return for each address why it can't be reached."""
         calls = [(token, address, port) for token, addresses, port in peers for address in addresses]
         with ThreadPoolExecutor(max(1, len(calls))) as pool:
             whys = iter(list(pool.map(lambda target: call(*target), calls)))
         return [[next(whys) for _ in addresses] for _, addresses, _ in peers]
 
-    def do_leave(self, path: str) -> list[str]:
+    def leave(self, path: str) -> list[str]:
         """Leave a file for the other hosts to find; return the folders that were made for it."""
         made = [str(folder) for folder in Path(path).parents if not folder.exists()]
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).touch()
         return made
 
-    def do_find(self, path: str) -> bool:
+    def find(self, path: str) -> bool:
         """Tell whether such a file is there."""
         return Path(path).exists()
 
-    def do_remove(self, path: str, folders: Sequence[str]) -> None:
+    def remove(self, path: str, folders: Sequence[str]) -> None:
         """Remove such a file, and the folders that were made for it."""
         Path(path).unlink(missing_ok=True)
         for folder in folders:
             with suppress(OSError):  # something else is in it by now
                 Path(folder).rmdir()
 
-    def do_clock(self) -> float:
+    def clock(self) -> float:
         """Return the time."""
         return time.time()
 
-    def do_resolve(self, names: Sequence[str]) -> list[str]:
+    def resolve(self, names: Sequence[str]) -> list[str]:
         """Return which names of hosts lead to no address here."""
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             return [name for name, leads in zip(names, pool.map(resolves, names), strict=True) if not leads]
 
-    def do_open_store(self, address: str) -> Port:
+    def open_store(self, address: str) -> Port:
         """Open the store of the world; return its port."""
         self._store, port = open_store(address)
         return port
 
-    def do_run(self, workers: Mapping[str, Any], place: Mapping[str, Any], job: str, port: int) -> None:
+    def run(self, workers: Mapping[str, Any], place: Mapping[str, Any], job: str, port: int) -> None:
         """Start the workers; the rest is told later."""
         assert self._files is not None
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -264,6 +264,21 @@ class HostProcess:
         end_servers()
         remove_all()
         os._exit(0)
+
+
+COMMANDS: Mapping[str, Callable[..., Any]] = {
+    "enter": HostProcess.enter,
+    "compare": HostProcess.compare,
+    "reach": HostProcess.reach,
+    "leave": HostProcess.leave,
+    "find": HostProcess.find,
+    "remove": HostProcess.remove,
+    "clock": HostProcess.clock,
+    "resolve": HostProcess.resolve,
+    "open_store": HostProcess.open_store,
+    "run": HostProcess.run,
+}
+"""What a launcher may ask a host to do, by name."""
 
 
 @final

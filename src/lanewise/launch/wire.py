@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, Never, final, get_type_hints
 
 from lanewise.errors import LaunchError
 from lanewise.launch.hello import Hello
-from lanewise.launch.host import MARK, SECONDS_BETWEEN_BEATS, HostProcess
+from lanewise.launch.host import COMMANDS, MARK, SECONDS_BETWEEN_BEATS
 from lanewise.processes.watch.failure import Failure
 from lanewise.processes.watch.told import as_type, read_told
 
@@ -213,7 +213,7 @@ class RemoteHost:
             HostError: it could not do it, or does not answer.
         """
         assert not self.is_lost
-        self._answer = get_type_hints(getattr(HostProcess, f"do_{name}"), include_extras=True)["return"]
+        self._answer = get_type_hints(COMMANDS[name], include_extras=True)["return"]
         self.send("call", name, arguments)
         return self._reply(f"answer to {name}", _SECONDS_TO_ANSWER)
 
