@@ -68,7 +68,7 @@ def _watch(environment: Environment, timeout_seconds: float | None) -> "Watch":
 
 
 def _meet_and_run(job: Job, environment: Environment, folder: Path, watch: "Watch", *, claims: bool) -> Any:
-    """Meet the others, and run the job as all have settled it, on rank 0 with its claim where none has it."""
+    """Meet the others, and run the job as all have settled it; claim it first, if this process is to."""
     watch.meet()
     job = job.settled(watch.agree)
     with job.claim(is_restarted=watch.is_restarted) if claims else nullcontext():
