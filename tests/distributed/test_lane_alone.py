@@ -89,7 +89,8 @@ def test_a_lane_depends_on_its_step_s_start_and_its_batch_alone(world_size: int,
         model.load_state_dict(start)
         model.zero_grad()
         loss = engine.training.runner.lane(batch).run(model)
-        loss.value.backward(loss.backward_factor(batch.turn, 1.0))
+        root, factor = loss.root(batch.turn, 1.0)
+        root.backward(factor)
         assert loss.value.detach().numpy().tobytes() == loss_bytes
         again = {name: one.grad.numpy().tobytes() for name, one in model.named_parameters()}
         assert again == gradients

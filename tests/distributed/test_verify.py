@@ -263,7 +263,7 @@ def test_the_repeat_has_another_order_of_sets(monkeypatch):
     seeds = []
 
     def noting(job: VerifyJob, *, is_fresh: bool) -> Any:
-        seeds.append(os.environ["PYTHONHASHSEED"])
+        seeds.append(job.variables.get("PYTHONHASHSEED", os.environ["PYTHONHASHSEED"]))
         return start(job, is_fresh=is_fresh)
 
     monkeypatch.setattr(module, "start", noting)

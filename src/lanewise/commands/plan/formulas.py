@@ -5,7 +5,7 @@ Each formula lists the moments of a step at which most memory may be in use; the
 
 from collections.abc import Callable, Iterator
 
-from lanewise.commands.plan.memory import Measured, Memory, Moment, Setting, updated_parts
+from lanewise.commands.plan.memory import HeldMoment, Measured, Memory, Setting, updated_parts
 from lanewise.commands.plan.pending import pending_counts, pending_sums
 from lanewise.commands.plan.sharded import moments_of_fsdp
 from lanewise.config import ReducerKind
@@ -29,11 +29,11 @@ def peak_memory(measured: Measured, setting: Setting) -> Memory:
     moments = list(_moments_of(setting.kind)(measured, setting))
     if not is_on_host:
         gradients = sum(weight.shard_bytes(num_parts) for weight in measured.weights if weight.is_trained)
-        moments.append(Moment(gradients, temporary=update.temporary_bytes))
+        moments.append(HeldMoment(gradients, temporary=update.temporary_bytes))
     return max(map(throughout.at, moments), key=lambda memory: memory.num_bytes)
 
 
-def _moments_of(kind: ReducerKind) -> Callable[[Measured, Setting], Iterator[Moment]]:
+def _moments_of(kind: ReducerKind) -> Callable[[Measured, Setting], Iterator[HeldMoment]]:
     """Return the formula of a reducer, by what it says of itself."""
     if kind.shards_weights:
         return moments_of_fsdp
@@ -41,7 +41,7 @@ def _moments_of(kind: ReducerKind) -> Callable[[Measured, Setting], Iterator[Mom
     return formulas[kind.runs_on]
 
 
-def _moments_of_single(measured: Measured, setting: Setting) -> Iterator[Moment]:
+def _moments_of_single(measured: Measured, setting: Setting) -> Iterator[HeldMoment]:
     """Yield the moments of one process that carries all lanes."""
     tape, size = measured.tape, measured.gradient_bytes
     first = tape.peak(measured.complete_bytes)
@@ -50,11 +50,11 @@ def _moments_of_single(measured: Measured, setting: Setting) -> Iterator[Moment]
         sums = pending_sums(setting.num_lanes, 1)
         pending = max(sums.before_last, sums.at_last) * size
     elif setting.num_lanes > 1:
-        yield Moment(size, tape.peak().lane_bytes)
-    yield Moment(pending + first.added_bytes, first.lane_bytes)
+        yield HeldMoment(size, tape.peak().lane_bytes)
+    yield HeldMoment(pending + first.added_bytes, first.lane_bytes)
 
 
-def _moments_of_ddp(measured: Measured, setting: Setting) -> Iterator[Moment]:
+def _moments_of_ddp(measured: Measured, setting: Setting) -> Iterator[HeldMoment]:
     """Yield the moments of one process of several that have the whole model.
 
     DDP keeps its buckets, of the size of the gradient, throughout. Beside them are the gradients of the lanes
@@ -64,23 +64,23 @@ def _moments_of_ddp(measured: Measured, setting: Setting) -> Iterator[Moment]:
     first, num_lanes = tape.peak(complete), setting.num_lanes_each
     last = tape.peak(size - num_bytes for num_bytes in complete)
     # In the first step DDP is entered after the backward, and the optimizer has no state yet.
-    yield Moment(size + first.added_bytes, first.lane_bytes, has_state=False)
+    yield HeldMoment(size + first.added_bytes, first.lane_bytes, has_state=False)
     if measured.equality == "exact":
         sums = pending_sums(setting.num_lanes, setting.num_devices)
         if num_lanes > 1:
-            yield Moment((1 + sums.before_last) * size + first.added_bytes, first.lane_bytes)
+            yield HeldMoment((1 + sums.before_last) * size + first.added_bytes, first.lane_bytes)
         last = last if sums.at_last else tape.peak()
-        yield Moment(max(1, sums.at_last) * size + last.added_bytes, last.lane_bytes)
-        yield Moment((1 + sums.at_last) * size + first.added_bytes, first.lane_bytes, has_state=False)
+        yield HeldMoment(max(1, sums.at_last) * size + last.added_bytes, last.lane_bytes)
+        yield HeldMoment((1 + sums.at_last) * size + first.added_bytes, first.lane_bytes, has_state=False)
     elif num_lanes == 1:
-        yield Moment(size, tape.peak().lane_bytes)
+        yield HeldMoment(size, tape.peak().lane_bytes)
     else:
         for peak in (first, last):
-            yield Moment(size + peak.added_bytes, peak.lane_bytes)
-        yield Moment(2 * size, tape.peak().lane_bytes, has_state=num_lanes > 2)
+            yield HeldMoment(size + peak.added_bytes, peak.lane_bytes)
+        yield HeldMoment(2 * size, tape.peak().lane_bytes, has_state=num_lanes > 2)
 
 
-def _moments_of_replicas(measured: Measured, setting: Setting) -> Iterator[Moment]:
+def _moments_of_replicas(measured: Measured, setting: Setting) -> Iterator[HeldMoment]:
     """Yield the moments of one process that drives all devices.
 
     Where each device has a memory of its own, they are those of the first device.
@@ -97,17 +97,17 @@ def _moments_of_replicas(measured: Measured, setting: Setting) -> Iterator[Momen
         # The lanes that run at once come one after the other, and are added as far as the tree allows.
         num_lanes = num_others + 1
         num_held = num_lanes if measured.shares_memory else num_lanes.bit_length()
-        yield Moment(pending + num_held * size)
+        yield HeldMoment(pending + num_held * size)
     if measured.shares_memory:
         waiting, accumulated = num_others * tape.saved_bytes, num_others * size
         # The backward goes through the graph of the last lane first.
         for earlier, saved in ((0, waiting), (accumulated, 0)):
-            yield Moment(pending + earlier + first.added_bytes, saved + first.lane_bytes)
+            yield HeldMoment(pending + earlier + first.added_bytes, saved + first.lane_bytes)
         if adds_lanes:
-            yield Moment(accumulated + size, waiting + again.lane_bytes)
-        yield Moment(accumulated + size + pending)
+            yield HeldMoment(accumulated + size, waiting + again.lane_bytes)
+        yield HeldMoment(accumulated + size + pending)
     else:
         num_gathered = num_others if setting.kind.gathers_outputs else 0
         gathered = num_gathered * (tape.output_bytes + tape.loss_bytes)
         peak, gradients = (again, size) if adds_lanes else (first, pending + first.added_bytes)
-        yield Moment(gradients, gathered + peak.lane_bytes)
+        yield HeldMoment(gradients, gathered + peak.lane_bytes)

@@ -85,7 +85,7 @@ class Measured:
         )
 
 
-class Moment(NamedTuple):
+class HeldMoment(NamedTuple):
     """What is in use at one moment of a step, besides what is in use throughout; see `Memory`."""
 
     gradients: int
@@ -116,7 +116,7 @@ class Memory:
         """The sum of all."""
         return sum(vars(self).values())
 
-    def at(self, moment: Moment) -> "Memory":
+    def at(self, moment: HeldMoment) -> "Memory":
         """Return what is in use at a moment, with this throughout."""
         of_moment = moment._asdict()
         return replace(self, optimizer=self.optimizer * of_moment.pop("has_state"), **of_moment)

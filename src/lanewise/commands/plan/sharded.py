@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import final
 
-from lanewise.commands.plan.memory import Measured, Moment, Setting
+from lanewise.commands.plan.memory import HeldMoment, Measured, Setting
 from lanewise.commands.plan.model import ROOT
 from lanewise.commands.plan.pending import pending_sums
 from lanewise.commands.plan.tape import Stretch, TapeMark
 
 
-def moments_of_fsdp(measured: Measured, setting: Setting) -> Iterator[Moment]:
+def moments_of_fsdp(measured: Measured, setting: Setting) -> Iterator[HeldMoment]:
     """Yield the moments of one process of several that share the model."""
     lane = _Lane(measured, setting)
     for stretch in measured.tape.stretches:
@@ -67,7 +67,7 @@ class _Lane:
         self.sent_bytes = 0
         """Bytes of the last group that was sent, kept until the next one is."""
 
-    def play(self, stretch: Stretch) -> Iterator[Moment]:
+    def play(self, stretch: Stretch) -> Iterator[HeldMoment]:
         """Do what a mark asks for, and yield what is in use then and until the next mark."""
         number, live = stretch.number, stretch.live_bytes
         match stretch.mark:
@@ -90,7 +90,7 @@ class _Lane:
                 yield from self._send(ROOT, live)
         yield self._moment(stretch.peak_bytes)
 
-    def _gather(self, group: int, live: int, *, in_forward: bool) -> Iterator[Moment]:
+    def _gather(self, group: int, live: int, *, in_forward: bool) -> Iterator[HeldMoment]:
         size = self.gathered[group]
         if group in self.whole or not size:
             return
@@ -106,7 +106,7 @@ class _Lane:
         """Begin to gather the group that the backward needs next: the one before a place in the order."""
         self.buffer_bytes = self.gathered[self.order[place - 1]] if place else 0
 
-    def _send(self, group: int, live: int) -> Iterator[Moment]:
+    def _send(self, group: int, live: int) -> Iterator[HeldMoment]:
         part = self.part[group]
         self.whole.discard(group)
         self.sent_bytes = part * self.num_shards
@@ -116,7 +116,7 @@ class _Lane:
         yield self._moment(live, part)
         self.shards += 0 if self.keeps_shards else part
 
-    def _moment(self, live: int, more: int = 0) -> Moment:
+    def _moment(self, live: int, more: int = 0) -> HeldMoment:
         gathered = sum(self.gathered[group] for group in self.whole) + self.buffer_bytes
         gradients = self.unsent.total() + self.pending + self.shards
-        return Moment(gradients, live, gathered + self.sent_bytes + more)
+        return HeldMoment(gradients, live, gathered + self.sent_bytes + more)
