@@ -8,14 +8,14 @@ from lanewise.data.digest import opaque_types as opaque_types
 from lanewise.data.file_dataset import FileDataset as FileDataset
 from lanewise.data.fingerprint import Fingerprint as Fingerprint
 from lanewise.data.fingerprint import fingerprint as fingerprint
+from lanewise.data.lane_reader import LaneBatch as LaneBatch
+from lanewise.data.lane_reader import LaneReader as LaneReader
 from lanewise.data.lane_stream import LaneStream as LaneStream
 from lanewise.data.lane_stream import draws_in_threads as draws_in_threads
 from lanewise.data.lane_stream import is_stream as is_stream
 from lanewise.data.lane_stream import shuffles_itself as shuffles_itself
 from lanewise.data.loader import LaneLoader as LaneLoader
 from lanewise.data.loader import StepEnd as StepEnd
-from lanewise.data.reader import LaneBatch as LaneBatch
-from lanewise.data.reader import LaneReader as LaneReader
 from lanewise.data.rows import Rows as Rows
 from lanewise.data.sequences import Packed as Packed
 from lanewise.data.sequences import Padded as Padded

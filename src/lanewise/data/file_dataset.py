@@ -31,6 +31,8 @@ class FileDataset(Dataset[Any], ABC):
     that cannot be read. If the samples lie in blocks that are cheapest to read as a whole, such as the row
     groups of Parquet, the dataset also has `block_sizes() -> Sequence[int]`, which returns the number of
     consecutive samples in each block. `data.order` is then `blocked` by default.
+
+    A format is a subclass in a file of its own, which `_MODULES` of `lanewise.data` names.
     """
 
     reads_from_start: bool = False

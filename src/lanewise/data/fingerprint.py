@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from lanewise.data.digest import digest
 from lanewise.data.file_dataset import FileDataset
-from lanewise.data.reader import LaneReader
+from lanewise.data.lane_reader import LaneReader
 from lanewise.errors import TaskError, noting
 
 

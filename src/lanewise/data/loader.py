@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias, final
 
-from lanewise.data.reader import LaneBatch, LaneReader
+from lanewise.data.lane_reader import LaneBatch, LaneReader
 from lanewise.data.workers import deal, read_turns, worker_shares
 from lanewise.lanes import LaneTurn, SampleOrder, Schedule
 

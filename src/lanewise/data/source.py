@@ -2,8 +2,8 @@
 
 from typing import TypeAlias
 
+from lanewise.data.lane_reader import LaneReader
 from lanewise.data.loader import LaneLoader
-from lanewise.data.reader import LaneReader
 from lanewise.data.stream import StreamReader
 from lanewise.data.stream_loader import StreamLoader
 

@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils import worker
 
 from lanewise.data.collate import no_batch
+from lanewise.data.lane_reader import LaneBatch
 from lanewise.data.lane_stream import OpenStream, Stream, as_lane_stream, shards_of
-from lanewise.data.reader import LaneBatch
 from lanewise.errors import DataError, note_place
 from lanewise.lanes import LaneTurn, read_seed, stream_seed
 from lanewise.lanes.orders.permutation import permutation

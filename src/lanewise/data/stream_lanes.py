@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, final
 
-from lanewise.data.reader import LaneBatch
+from lanewise.data.lane_reader import LaneBatch
 from lanewise.data.stream import StreamReader
 from lanewise.data.workers import deal, read_turns, worker_shares
 

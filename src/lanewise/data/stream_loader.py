@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, final
 
+from lanewise.data.lane_reader import LaneBatch
 from lanewise.data.loader import StepEnd
-from lanewise.data.reader import LaneBatch
 from lanewise.data.stream import LaneStart, StreamReader
 from lanewise.data.stream_lanes import StreamLanes
 from lanewise.errors import CheckpointError, DataError

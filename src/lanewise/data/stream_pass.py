@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from lanewise.data.reader import LaneBatch
+from lanewise.data.lane_reader import LaneBatch
 from lanewise.data.stream import StreamReader
 from lanewise.data.stream_lanes import StreamLanes
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lanewise.data.reader import LaneBatch
+from lanewise.data.lane_reader import LaneBatch
 from lanewise.errors import DataError, text_of
 from lanewise.lanes import lane_ranges
 from lanewise.processes.die_with_parent import die_with_parent, name_child

@@ -1,7 +1,8 @@
 """Seeds as pure functions of where in the run they are used, so that no random state is ever stored.
 
 Each seed is the BLAKE2b digest (RFC 7693) of a purpose and a few integers: streams of different purposes,
-lanes, steps and samples are unrelated, and neighbouring numbers give unrelated seeds.
+lanes, steps and samples are unrelated, and neighbouring numbers give unrelated seeds. Whoever changes a seed
+raises `_RANDOM_NUMBERS` in `engine/state/resume_check.py`, so that no run goes on under other seeds.
 """
 
 from hashlib import blake2b

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lanewise.data.fingerprint import Fingerprint, fingerprint
-from lanewise.data.reader import LaneReader
+from lanewise.data.lane_reader import LaneReader
 from lanewise.errors import TaskError
 from lanewise.processes.device.random_state import set_random_state
 

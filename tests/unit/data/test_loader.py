@@ -20,8 +20,8 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from lanewise.data import workers
+from lanewise.data.lane_reader import LaneReader
 from lanewise.data.loader import LaneLoader
-from lanewise.data.reader import LaneReader
 from lanewise.errors import DataError, noting
 from lanewise.lanes import BlockedOrder, FeistelShuffle, OrderInputs, Schedule, ShuffledOrder, lane_ranges
 

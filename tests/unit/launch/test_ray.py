@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lanewise.commands.jobs.hosts import launcher_of
+from lanewise.commands.jobs.launchers import launcher_of
 from lanewise.commands.jobs.train import TrainJob
 from lanewise.config import DataConfig, DistributedConfig
 from tests.distributed.tasks import Smooth, configure

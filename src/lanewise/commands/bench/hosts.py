@@ -8,7 +8,7 @@ from lanewise.commands.bench.job import BenchJob, First, Stint
 from lanewise.commands.bench.modes import GRADES, Configure, Mode, overrides_of
 from lanewise.commands.bench.row import BenchRow
 from lanewise.commands.bench.side import Show
-from lanewise.commands.jobs.hosts import is_submitted, job_there, launcher_of, places_of
+from lanewise.commands.jobs.launchers import is_submitted, job_there, launcher_of, places_of
 from lanewise.commands.jobs.start import check_for_hosts, launch
 from lanewise.config import REDUCERS, ReducerName, RunConfig
 from lanewise.config.hosts import read_hosts

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lanewise.commands.doctor.doctor_report import DoctorReport, HostRow
 from lanewise.commands.doctor.judge import Clock, judge_clocks, judge_links
 from lanewise.commands.doctor.measure import MeasureJob, Measurement
-from lanewise.commands.jobs.hosts import only_on, remote_launcher_of
+from lanewise.commands.jobs.launchers import only_on, remote_launcher_of
 from lanewise.commands.jobs.start import check_for_hosts, launch
 from lanewise.commands.jobs.train import TrainJob
 from lanewise.config import (

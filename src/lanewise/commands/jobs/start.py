@@ -12,7 +12,8 @@ from typing import Any
 import cloudpickle
 
 from lanewise.commands.jobs import signals
-from lanewise.commands.jobs.hosts import (
+from lanewise.commands.jobs.job import Job
+from lanewise.commands.jobs.launchers import (
     batch_job_of,
     is_submitted,
     job_there,
@@ -20,7 +21,6 @@ from lanewise.commands.jobs.hosts import (
     places_of,
     python_path_there,
 )
-from lanewise.commands.jobs.job import Job
 from lanewise.commands.jobs.outcome import Outcome
 from lanewise.commands.jobs.rank import join_prepared_world, read_sent_result, run_in_world, tidy_up_at_end
 from lanewise.commands.jobs.refused_exit import refusing_exit

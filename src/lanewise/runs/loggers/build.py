@@ -1,4 +1,4 @@
-"""The loggers of a run; another one, such as for W&B, is a `Callback` in a file here and a line below."""
+"""The loggers of a run; a new one is a file here and a line below. Trackers, as W&B, are in `trackers/`."""
 
 from lanewise.config import ConsoleName
 from lanewise.runs.callback import Callback

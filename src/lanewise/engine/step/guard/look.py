@@ -13,7 +13,7 @@ class Look(Protocol):
     A pass over the lanes of a step calls `begin`, for each lane `before_forward`, `after_forward` and
     `after_backward`, and at the end `finish`; only `begin` and `finish` may be collective. Replicas of the
     model run their forwards at once, before the `after_forward` of the first of them, and their backwards in
-    that of the last one. A new look joins the list in `build.py`.
+    that of the last one. A new look joins the list in `engine/step/build.py`.
     """
 
     def begin(self, turn: LaneTurn) -> None:

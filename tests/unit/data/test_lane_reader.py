@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
-from lanewise.data.reader import LaneReader, map_leaves
+from lanewise.data.lane_reader import LaneReader, map_leaves
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.random_state import kept_random_state, set_random_state

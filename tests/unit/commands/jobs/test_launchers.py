@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lanewise.commands.jobs.hosts import job_there, launcher_of, places_of, python_path_there
+from lanewise.commands.jobs.launchers import job_there, launcher_of, places_of, python_path_there
 from lanewise.commands.jobs.train import TrainJob
 from lanewise.config import DistributedConfig
 from lanewise.config.hosts import SSHConfig
