@@ -1,0 +1,56 @@
+"""Small tasks with the kinds of layers whose kernels differ most between devices."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from lanewise import Loss, Task
+from tests.distributed.tasks import VOCABULARY, Language
+
+
+class Pictures(Task):
+    """Classifies pictures, by convolution, batch norm, pooling and dropout."""
+
+    def __init__(self, num_samples: int = 53) -> None:
+        self.num_samples = num_samples
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 4, kernel_size=3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 6, kernel_size=3, padding=1),
+            nn.GroupNorm(2, 6),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.1),
+            nn.Linear(96, 10),
+        )
+
+    def train_dataset(self) -> Dataset[Any]:
+        generator = torch.Generator().manual_seed(3)
+        pictures = torch.randn(self.num_samples, 1, 8, 8, generator=generator)
+        return TensorDataset(pictures, torch.randint(0, 10, (self.num_samples,), generator=generator))
+
+    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(outputs, batch[1])
+
+
+class Words(Language):
+    """Predicts tokens without a look at any value: its weight is a number of the host."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Embedding(VOCABULARY, 16), nn.Linear(16, 16), nn.Dropout(0.1), nn.Linear(16, VOCABULARY)
+        )
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Loss:
+        total = F.cross_entropy(outputs.flatten(0, 1), batch.flatten(), reduction="sum")
+        return Loss(total, batch.numel())
