@@ -26,7 +26,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all test-oldest soak failures check fmt gpu benchmarks docs clean
+.PHONY: help venv demo test test-all test-device test-oldest soak failures check fmt gpu benchmarks docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -71,6 +71,9 @@ test: $(STAMP) ## run the tests that need no GPU, but for the slow ones
 
 test-all: $(STAMP) ## run every test that needs no GPU
 	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
+
+test-device: $(STAMP) ## run all tests on the emulated accelerator, in every order in which a device may work
+	$(PYTEST) tests/distributed/test_fake_device.py tests/distributed/test_fake_device_mutants.py $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST_STAMP) ## run the architecture and unit tests with the oldest torch that is supported
 	$(OLDEST_VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" \

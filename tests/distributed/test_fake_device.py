@@ -1,35 +1,52 @@
-"""Every path of an accelerator, on an emulated one: in `exact` it leaves the bytes of the CPU."""
+"""Every path of an accelerator, on an emulated one: `exact` leaves the bytes of the CPU, in every order.
 
+The orders are those in which the device runs what was launched on several streams, see tests/fake_device.
+"""
+
+import os
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from lanewise.config import DataConfig, DistributedConfig, FSDPConfig, RunConfig
+from lanewise.engine.engine import build_engine
+from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, train
-from tests.distributed.test_reducers import Whole
+from tests.distributed.test_reducers import Whole, train_part
 from tests.fake_device.build import why_not
-from tests.fake_device.device import DEVICE
+from tests.fake_device.device import DEVICE, ORDERS
 from tests.fake_device.run import run
-from tests.fake_device.tasks import Pictures
+from tests.fake_device.tasks import Pictures, Words
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+pytestmark = [
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+    pytest.mark.timeout(600),  # the first test builds the device
+]
 
-LAYOUTS = [("single", 1), ("ddp", 2), ("fsdp", 2), ("data_parallel", 2), ("balanced_data_parallel", 2)]
+LAYOUTS = {
+    "single": ("single", 1),
+    "ddp": ("ddp", 2),
+    "fsdp": ("fsdp", 2),
+    "data_parallel": ("data_parallel", 2),
+    "balanced_data_parallel": ("balanced_data_parallel", 2),
+}
 PRECISIONS = ("float32", "bf16", "fp16")
+NUM_STEPS = 6
 
 
 def configured(
     task: type[Any],
-    layout: tuple[str, int],
+    layout: str,
     precision: str = "float32",
     equality: str = "exact",
     device_type: str = DEVICE,
     num_workers: int = 0,
 ) -> RunConfig:
-    reducer, devices = layout
+    reducer, devices = LAYOUTS[layout]
     distributed = DistributedConfig(
         fsdp=FSDPConfig(blocks=("Conv2d",) if task is Pictures else ("TransformerEncoderLayer",)),
         reducer=reducer,  # type: ignore[arg-type]
@@ -37,24 +54,116 @@ def configured(
         device_type=device_type,
         equality=equality,  # type: ignore[arg-type]
     )
-    config = configure(task, precision=precision, steps=6)  # type: ignore[arg-type]
+    config = configure(task, precision=precision, steps=NUM_STEPS)  # type: ignore[arg-type]
     return replace(config, distributed=distributed, data=DataConfig(num_workers=num_workers))
 
 
 @cache
-def on_cpu(task: type[Any], precision: str) -> Any:
-    (ended,) = run_distributed(train, 1, configured(task, ("single", 1), precision, device_type="cpu"))
+def on_cpu(task: type[Any], precision: str = "float32") -> Any:
+    (ended,) = run_distributed(train, 1, configured(task, "single", precision, device_type="cpu"))
     return ended
 
 
-def on_device(config: RunConfig, order: str = "now") -> Any:
-    ended = run(train, config.distributed.num_processes or 1, config, order=order)
+def on_device(config: RunConfig, order: str = "now", function: Any = train, *args: Any) -> Any:
+    ended = run(function, config.distributed.num_processes or 1, config, *args, order=order)
     assert all(one.value == ended[0].value for one in ended)
     return ended[0].value
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("task", [Pictures, Language, Whole])
-def test_exact_leaves_the_bytes_of_the_cpu(task, layout, precision):
-    assert on_device(configured(task, layout, precision)) == on_cpu(task, precision)
+def product() -> list[Any]:
+    """Each task with each layout, precision and two orders, of which `make test` runs a sixth."""
+    cases = []
+    for task_index, task in enumerate((Pictures, Language, Whole)):
+        for layout_index, layout in enumerate(LAYOUTS):
+            for index, (precision, order) in enumerate((p, o) for p in PRECISIONS for o in ("now", "last")):
+                marks = () if (index + 2 * task_index + layout_index) % 6 == 0 else pytest.mark.slow
+                cases.append(pytest.param(task, layout, precision, order, marks=marks))
+    return cases
+
+
+@pytest.mark.parametrize(("task", "layout", "precision", "order"), product())
+def test_exact_leaves_the_bytes_of_the_cpu(task, layout, precision, order):
+    assert on_device(configured(task, layout, precision), order) == on_cpu(task, precision)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS[2:])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_order_leaves_the_same_bytes(layout, order):
+    assert on_device(configured(Whole, layout, num_workers=2), order) == on_cpu(Whole)
+
+
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_close_is_near(layout, precision):
+    state, losses = on_device(configured(Whole, layout, precision, equality="close"), "last")
+    _, expected = on_cpu(Whole, precision)
+    assert losses == pytest.approx(expected, rel=1e-2)
+    assert state
+
+
+@pytest.mark.parametrize("layout", ["single", pytest.param("ddp", marks=pytest.mark.slow)])
+def test_workers_that_load_change_no_byte(layout):
+    assert on_device(configured(Pictures, layout, num_workers=2), "last") == on_cpu(Pictures)
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [("ddp", "single"), ("fsdp", "data_parallel")])
+def test_training_goes_on_in_another_layout(tmp_path, saved, resumed):
+    expected, _ = on_cpu(Whole)
+    on_device(configured(Whole, saved), "last", train_part, str(tmp_path), 3)
+    assert on_device(configured(Whole, resumed), "last", train_part, str(tmp_path), NUM_STEPS) == expected
+
+
+def test_training_goes_on_on_the_cpu_in_close_only(tmp_path):
+    on_device(configured(Pictures, "ddp"), "last", train_part, str(tmp_path / "exact"), 3)
+    on_device(configured(Pictures, "ddp", equality="close"), "last", train_part, str(tmp_path / "close"), 3)
+    config = configured(Pictures, "single", device_type="cpu")
+    with pytest.raises(RuntimeError, match="'gpu': 'emulated accelerator'"):
+        run_distributed(train_part, 1, config, str(tmp_path / "exact"), NUM_STEPS)
+    config = configured(Pictures, "single", device_type="cpu", equality="close")
+    (ended,) = run_distributed(train_part, 1, config, str(tmp_path / "close"), NUM_STEPS)
+    assert ended.keys() == on_cpu(Pictures)[0].keys()
+
+
+def use_after_fork(world):
+    """Use the device, and again in a fork; return the fork's exit code."""
+    used = torch.ones(2, device=world.device) + 1
+    child = os.fork()
+    if not child:
+        is_in_use = getattr(torch, DEVICE).is_initialized()
+        with pytest.raises(RuntimeError, match="Cannot re-initialize"):
+            torch.ones(2, device=world.device)
+        os._exit(is_in_use)
+    return os.waitpid(child, 0)[1], used.tolist()
+
+
+def test_a_fork_of_a_process_that_used_a_device_can_use_none():
+    assert run(use_after_fork, 1)[0].value == (0, [2.0, 2.0])
+
+
+def count_waits(world, config):
+    """Train without a look at the reports; return the calls that waited in each step."""
+    set_determinism(config.distributed.equality, threads=1)
+    module = getattr(torch, DEVICE)
+    counted = []
+    before = module.waits()
+    for _ in build_engine(config, world).steps():
+        now = module.waits()
+        counted.append({kind: now[kind] - before[kind] for kind in now if now[kind] > before[kind]})
+        before = now
+    return counted
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "fsdp"])
+@pytest.mark.parametrize("equality", ["exact", "close"])
+def test_a_steady_step_does_not_wait(layout, equality):
+    config = configured(Words, layout, equality=equality)
+    config = replace(
+        config,
+        log=replace(config.log, every_steps=100),
+        distributed=replace(config.distributed, fsdp=FSDPConfig(blocks=("Layer",))),
+    )
+    # What a step computed is read a step later, when the device has long been there.
+    waits = {"event": 1}
+    for ended in run(count_waits, config.distributed.num_processes or 1, config, order="last"):
+        assert ended.value[2:-1] == [waits] * (NUM_STEPS - 3), ended.value

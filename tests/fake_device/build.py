@@ -1,5 +1,6 @@
 """Builds the emulated device, once for each machine, version of torch and text of its sources."""
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -14,14 +15,19 @@ from torch.utils import cpp_extension
 FOLDER = Path(__file__).parent
 NAME = "lanewise_emulated"
 _SOURCES = ("module.cpp", "group.hpp", "kernels.hpp", "runtime.hpp")
+_HEADERS = sysconfig.get_path("include")
 _COMPILER = os.environ.get("CXX", "g++")
 
 
 def why_not() -> str | None:
     """Say why the device cannot be built here; None if it can, or is built already."""
-    if library().exists() or shutil.which(_COMPILER):
+    if library().exists():
         return None
-    return f"the emulated device needs a C++ compiler to be built: there is no {_COMPILER}"
+    if not shutil.which(_COMPILER):
+        return f"the emulated device needs a C++ compiler to be built: there is no {_COMPILER}"
+    if not Path(_HEADERS, "Python.h").exists():
+        return f"the emulated device needs Python's headers to be built: there is no {_HEADERS}/Python.h"
+    return None
 
 
 def library() -> Path:
@@ -37,11 +43,18 @@ def library() -> Path:
 def build() -> Path:
     """Build the library unless it is there: a minute of one core, and 1.5 GB of memory."""
     path = library()
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():  # another process may have built it meanwhile
+                _compile(path)
+    return path
+
+
+def _compile(path: Path) -> None:
     written = path.with_suffix(f".{os.getpid()}")
-    include = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
+    include = [*cpp_extension.include_paths(), _HEADERS]
     libraries = Path(torch.__file__).parent / "lib"
     command = [
         *(_COMPILER, "-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-o", str(written)),
@@ -55,7 +68,6 @@ def build() -> Path:
     if done.returncode:
         raise RuntimeError(f"the emulated device cannot be built:\n{done.stderr[:6000]}")
     written.rename(path)
-    return path
 
 
 if __name__ == "__main__":

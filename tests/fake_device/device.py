@@ -47,8 +47,8 @@ def register(order: str = "now") -> ModuleType:
 def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """Do what an assignment to `tensor.data` does, also from the CPU to the device.
 
-    torch refuses that for devices that it does not ship, and FSDP moves parameters in this way. For modules there
-    is the setting above: without it, a parameter that occurs twice would become two.
+    torch refuses that for devices that it does not ship, and FSDP moves parameters in this way. For modules
+    there is the setting above: without it, a parameter that occurs twice would become two.
     """
     if (tensor.device.type == DEVICE) == (new.device.type == DEVICE):
         torch._C.TensorBase.data.__set__(tensor, new)

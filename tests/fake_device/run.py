@@ -10,6 +10,7 @@ import torch.distributed as dist
 from lanewise.launch.scratch import scratch_folder
 from lanewise.processes.world.world import GroupWorld, LocalWorld, World
 from lanewise.testing import run_distributed
+from tests.fake_device.build import build
 from tests.fake_device.device import DEVICE, register
 
 NUM_DEVICES = 4
@@ -32,6 +33,7 @@ def run(function: Callable[..., Any], world_size: int, *args: Any, order: str = 
         args: picklable.
         order: in which work runs, see `register`.
     """
+    build()  # not in the processes, which have less time
     with scratch_folder() as folder:
         place = f"{folder}/store"
         ended = run_distributed(_call, world_size, place, order, function, args, one_machine=False)

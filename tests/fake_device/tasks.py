@@ -1,5 +1,6 @@
 """Small tasks with the kinds of layers whose kernels differ most between devices."""
 
+import time
 from typing import Any
 
 import torch
@@ -43,14 +44,48 @@ class Pictures(Task):
         return F.cross_entropy(outputs, batch[1])
 
 
+class Layer(nn.Module):
+    """A block of a model, as reducers know it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.linear(hidden).tanh()
+
+
 class Words(Language):
     """Predicts tokens without a look at any value: its weight is a number of the host."""
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(
-            nn.Embedding(VOCABULARY, 16), nn.Linear(16, 16), nn.Dropout(0.1), nn.Linear(16, VOCABULARY)
+            nn.Embedding(VOCABULARY, 16), Layer(), nn.Dropout(0.1), Layer(), nn.Linear(16, VOCABULARY)
         )
 
     def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Loss:
         total = F.cross_entropy(outputs.flatten(0, 1), batch.flatten(), reduction="sum")
         return Loss(total, batch.numel())
+
+
+class TwiceModel(nn.Module):
+    """Uses a weight twice, and takes its time in between on every device but the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.layer = Layer()
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.layer(self.embedding(tokens))
+        if tokens.device.index:
+            time.sleep(0.05)
+        return self.head(self.layer(hidden))
+
+
+class Twice(Words):
+    """Predicts tokens by such a model."""
+
+    def build_model(self) -> nn.Module:
+        return TwiceModel()
