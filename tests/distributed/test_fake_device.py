@@ -20,7 +20,7 @@ from tests.distributed.test_reducers import Whole, train_part
 from tests.fake_device.build import why_not
 from tests.fake_device.device import DEVICE, ORDERS
 from tests.fake_device.run import run
-from tests.fake_device.tasks import Pictures, Words
+from tests.fake_device.tasks import Pictures, Twice, Words
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
@@ -123,6 +123,11 @@ def test_training_goes_on_on_the_cpu_in_close_only(tmp_path):
     config = configured(Pictures, "single", device_type="cpu", equality="close")
     (ended,) = run_distributed(train_part, 1, config, str(tmp_path / "close"), NUM_STEPS)
     assert ended.keys() == on_cpu(Pictures)[0].keys()
+
+
+@pytest.mark.parametrize("layout", ["data_parallel", "balanced_data_parallel"])
+def test_a_lane_that_leaves_autocast_discards_no_cast_of_another(layout):
+    assert on_device(configured(Twice, layout, "bf16")) == on_cpu(Twice, "bf16")
 
 
 def use_after_fork(world):

@@ -15,6 +15,12 @@ So data_parallel holds the outputs and losses of a whole round on the first devi
 (large vocabularies, dense predictions). balanced_data_parallel keeps them on the devices that computed them,
 like PyTorch-Encoding's DataParallelCriterion (H. Zhang), but with each lane's own weight instead of a mean of
 means.
+
+[Note: autocast and threads]
+In a forward autocast casts a weight once, so the gradients of its uses are added in 16 bits. But the casts of
+all threads are kept together, and a thread that leaves autocast discards them: a lane in the middle of its
+forward would cast its weights again, and the gradients would be added otherwise. So the threads of lanes
+discard nothing, as if they were in an outer autocast, and all casts are discarded when no lane runs.
 """
 
 import copy
@@ -75,7 +81,9 @@ class ReplicaReducer(Reducer):
         self._round: list[tuple[LaneTurn, torch.Tensor, torch.Tensor | None]] = []
         self._threads: ThreadPoolExecutor | None = None
         if devices[0].type != "cpu" and len(set(devices)) == len(devices):
-            self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
+            self._threads = ThreadPoolExecutor(
+                len(devices), "replica", initializer=torch.autocast_increment_nesting
+            )
 
     def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
         """See `Reducer`."""
@@ -88,9 +96,13 @@ class ReplicaReducer(Reducer):
             self._send_weights()
         if self._threads is None:
             return [self._run_lane(number, lane) for number, lane in enumerate(lanes)]
-        if self._balanced:
-            return list(self._threads.map(self._run_lane, range(len(lanes)), lanes))
-        forwards = list(self._threads.map(self._forward, range(len(lanes)), lanes))
+        try:
+            forwards = list(self._threads.map(self._forward, range(len(lanes)), lanes))
+            torch.clear_autocast_cache()  # see [Note: autocast and threads]
+            if self._balanced:
+                return list(self._threads.map(self._own_loss, range(len(lanes)), lanes, forwards))
+        finally:
+            torch.clear_autocast_cache()
         return [
             self._loss_on_first(lane, outputs, go_on) if lane.batch.has_samples else None
             for lane, (_, outputs, go_on) in zip(lanes, forwards, strict=True)
@@ -140,6 +152,14 @@ class ReplicaReducer(Reducer):
         outputs = lane.forward(self.replicas[replica], data)
         has_one_generator = self._balanced or device.type == "cpu"
         return data, outputs, _go_on if has_one_generator else take_random_state()
+
+    def _own_loss(self, replica: int, lane: LaneWork, forward: tuple[Any, Any, Callable[[], None]]) -> Any:
+        """Compute a lane's loss where its forward ran; None without samples."""
+        if not lane.has_samples:
+            return None
+        set_current_device(self._devices[replica])  # of this thread, which may be another one
+        data, outputs, _ = forward
+        return lane.loss(outputs, data)
 
     def _loss_on_first(self, lane: LaneWork, outputs: Any, go_on: Callable[[], None]) -> Any:
         """Move a lane's outputs to the first device and compute its loss, continuing its random numbers."""
