@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from lanewise.config import Equality, FSDPConfig
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import LaneTurn, Placement
+from lanewise.processes.device.accelerator import move
 from lanewise.processes.device.nested import copied, tensors_in
 from lanewise.processes.world.shards import is_sharded, whole
 from lanewise.processes.world.world import World
@@ -208,7 +209,9 @@ class FSDPReducer(Reducer):
         assert anchor is not None, "a lane was not run"
         if turn.is_last:
             checksum = torch.tensor([zlib.crc32(" ".join(self._order).encode())])
-            self._wait_for_checksums = self._world.start_all_gather_to_host(checksum.to(self._world.device))
+            self._wait_for_checksums = self._world.start_all_gather_to_host(
+                move(checksum, self._world.device)
+            )
         self._contributes = loss is not None
         run_backward(connect(loss, [anchor]), factor)
         for sums in self._sums:
