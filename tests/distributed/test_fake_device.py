@@ -25,6 +25,7 @@ from tests.fake_device.tasks import Pictures, Twice, Words
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
     pytest.mark.timeout(600),  # the first test builds the device
+    pytest.mark.slow,  # the device is young: `make test-device` runs them
 ]
 
 LAYOUTS = {

@@ -20,6 +20,7 @@ from tests.fake_device.run import run
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
     pytest.mark.timeout(600),  # the first test builds the device
+    pytest.mark.slow,  # the device is young: `make test-device` runs them
 ]
 
 ACCELERATOR = "lanewise.processes.device.accelerator"

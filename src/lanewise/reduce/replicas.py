@@ -155,7 +155,7 @@ class ReplicaReducer(Reducer):
 
     def _own_loss(self, replica: int, lane: LaneWork, forward: tuple[Any, Any, Callable[[], None]]) -> Any:
         """Compute a lane's loss where its forward ran; None without samples."""
-        if not lane.has_samples:
+        if not lane.batch.has_samples:
             return None
         set_current_device(self._devices[replica])  # of this thread, which may be another one
         data, outputs, _ = forward
