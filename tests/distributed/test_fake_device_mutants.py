@@ -24,6 +24,7 @@ pytestmark = [
 ]
 
 ACCELERATOR = "lanewise.processes.device.accelerator"
+RANDOM_STATE = "lanewise.processes.device.random_state"
 LANES = "lanewise.engine.step.lanes"
 TREE = "lanewise.reduce.tree_all_reduce"
 PART = "lanewise.runs.checkpoint.part"
@@ -65,10 +66,10 @@ FAULTS = [
     ),
     Mutant(
         "the seed goes to another device",
-        ACCELERATOR,
+        RANDOM_STATE,
         {
-            "        module.manual_seed(seed)\n": (
-                "        module.native.default_generator(1).manual_seed(seed)\n"
+            "        accelerator.manual_seed(seed)\n": (
+                "        accelerator.native.default_generator(1).manual_seed(seed)\n"
             )
         },
         found_in="now",

@@ -41,7 +41,7 @@ class StepTotals:
     buffer_changes: Sequence[float] = ()
     """The largest change of any lane for each pack of buffers, which `LaneBuffers.merge` needs."""
     computed_seconds: Sequence[float] = ()
-    """How long each process takes to compute a step, in the order of ranks; empty of a process alone."""
+    """How long each process takes to compute a step, in the order of ranks; empty where none told it."""
     common_losses: Sequence[float] = ()
     """The loss of all samples as each process computed it, likewise; NaN where one could not."""
     upcoming: Sequence[int] | None = None
@@ -194,7 +194,7 @@ class StepMessage:
         batch: LaneBatch,
         votes: Votes,
         buffer_changes: Sequence[float] | torch.Tensor,
-        computed_seconds: Callable[[], float] = lambda: math.nan,
+        computed_seconds: Callable[[], float] | None = None,
     ) -> None:
         """Begin the exchange. Collective: every rank must call this, after it has added all its lanes.
 
@@ -204,7 +204,8 @@ class StepMessage:
             batch: the batch of the last lane.
             votes: see `Told`, as for the others.
             buffer_changes: the largest of each pack so far.
-            computed_seconds: how long this process takes to compute a step; a process alone does not ask.
+            computed_seconds: returns how long this process takes to compute a step; None on every rank where
+                none tells it. A process alone does not ask.
         """
         if self._metric_names is None:
             own = set(self._known_names).union(*self._metrics.values())
@@ -216,7 +217,7 @@ class StepMessage:
                 for lane, terms in self._rows
             ]
         self._present = batch.turn.present
-        seconds = computed_seconds() if self._world.world_size > 1 else None
+        seconds = None if computed_seconds is None or self._world.world_size == 1 else computed_seconds()
         self._told = Told(self._rows, votes, buffer_changes, seconds, self.common_loss, batch.upcoming)
         self.common_loss = None
         if self._travels:

@@ -63,7 +63,8 @@ class Pass:
             self.message.add(batch, loss)
             if turn.is_last:  # of this process; the message and the gradients travel during its backward
                 self._turn = turn
-                self.message.send(batch, self.vote(), self.buffers.changes, self.phases.computed_seconds)
+                seconds = self.phases.computed_seconds if self.is_logged(turn.step, None) else None
+                self.message.send(batch, self.vote(), self.buffers.changes, seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
         except BaseException as error:
             note_lane(error, batch)
@@ -72,10 +73,7 @@ class Pass:
             look.after_backward(turn)
 
     def finish(self, *, needs_norm: bool = True) -> Gradient:
-        """Divide by the global weight, and merge the buffers; no gradient is left where nothing may change.
-
-        Raises NonFiniteLossError if the loss of some lane is NaN or infinite.
-        """
+        """Divide and merge; leave no gradient where nothing may change. Raises NonFiniteLossError. Collective."""
         turn, norm, norms, loss_scale = self._turn, None, None, self.message.loss_scale
         if self.feed.world.world_size > 1:
             self.phases.begin(COMMUNICATION, turn.step)

@@ -56,7 +56,7 @@ class Told(NamedTuple):
     buffer_changes: Sequence[float] | torch.Tensor
     """See `LaneBuffers.changes`; the same number of packs on every rank."""
     computed_seconds: float | None = None
-    """How long the process takes to compute a step; None of a process alone."""
+    """How long the process takes to compute a step; None on every rank where none tells it."""
     common_loss: torch.Tensor | float | None = None
     """The loss of all samples, which each process computes; None on every rank where there is none."""
     upcoming: Sequence[int] | None = None
