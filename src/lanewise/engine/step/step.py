@@ -29,7 +29,8 @@ from lanewise.reduce import forget_gradients
 class Pass:
     """A pass over the lanes of a step, after which every `param.grad` is the mean over the global batch.
 
-    Collective: every rank must call `begin`, then `backward` for each lane of `feed.lanes`, and `finish`.
+    Collective: every rank must call `begin`, then `backward` for each lane of `feed.lanes`, and `finish`, which
+    raises NonFiniteLossError if the loss of some lane is NaN or infinite.
     """
 
     feed: LaneFeed
@@ -73,7 +74,7 @@ class Pass:
             look.after_backward(turn)
 
     def finish(self, *, needs_norm: bool = True) -> Gradient:
-        """Divide and merge; leave no gradient where nothing may change. Raises NonFiniteLossError. Collective."""
+        """Divide, and merge the buffers; leave no gradient where nothing may change."""
         turn, norm, norms, loss_scale = self._turn, None, None, self.message.loss_scale
         if self.feed.world.world_size > 1:
             self.phases.begin(COMMUNICATION, turn.step)
