@@ -29,8 +29,8 @@ from lanewise.reduce import forget_gradients
 class Pass:
     """A pass over the lanes of a step, after which every `param.grad` is the mean over the global batch.
 
-    Collective: every rank must call `begin`, then `backward` for each lane of `feed.lanes`, and `finish`, which
-    raises NonFiniteLossError if the loss of some lane is NaN or infinite.
+    Collective: every rank must call `begin`, then `backward` for each lane of `feed.lanes`, and `finish`,
+    which raises NonFiniteLossError if the loss of some lane is NaN or infinite.
     """
 
     feed: LaneFeed
