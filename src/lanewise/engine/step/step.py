@@ -92,7 +92,8 @@ class Pass:
             self.buffers.discard()
             forget_gradients(self.reducer.parameters)
         self.phases.begin(OPTIMIZER, turn.step)
-        self.feed.looks = [look for look in self.feed.looks if not look.finish(totals)]
+        if self.feed.looks:
+            self.feed.looks = [look for look in self.feed.looks if not look.finish(totals)]
         if not totals.is_trainable:
             self.message.explain_no_update(totals, turn)  # raises or warns; collective, so after the others
         return Gradient(turn, totals, norm, norms, allows_update, is_logged)
