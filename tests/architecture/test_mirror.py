@@ -15,7 +15,7 @@ WITHOUT_A_TEST = {
     "commands/plan": "memory model result sharded tape",
     "commands/verify": "bound evidence interaction job lane_record metric read update",
     "commands/verify/diagnoses": "forward micro_batch samples saved_state unexplained weights",
-    "config": "data memory reducer",
+    "config": "data memory optimizer orders reducers",
     "data": "file_dataset row_groups source stream",
     "engine": "observers profiler",
     "engine/buffers": "merge",

@@ -12,7 +12,7 @@ import torch
 import lanewise
 from lanewise import Loss
 from lanewise.config import RunConfig, SchedulerConfig
-from lanewise.config.data import OrderConfig
+from lanewise.config.orders import OrderConfig
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run

@@ -1,14 +1,15 @@
 """What the user asked for: the configuration, read and checked without torch.
 
+A key is a field, with a docstring, of its section's class. The class of a section stands in the file of its
+name; the top level, batch, train, log, evaluate and checkpoint in `run`, compile in `memory`, and ssh, slurm
+and kubernetes in `launchers`.
+
 The modules that read files (`load`) and import the user's classes (`classes`) are not exported here: an own
 loop needs neither, and their parsers take longer to import than all of this.
 """
 
 from lanewise.config.class_path import ClassConfig as ClassConfig
-from lanewise.config.class_path import OptimizerConfig as OptimizerConfig
-from lanewise.config.data import ORDERS as ORDERS
 from lanewise.config.data import DataConfig as DataConfig
-from lanewise.config.data import OrderConfig as OrderConfig
 from lanewise.config.distributed import Backend as Backend
 from lanewise.config.distributed import CompressionName as CompressionName
 from lanewise.config.distributed import DistributedConfig as DistributedConfig
@@ -17,12 +18,15 @@ from lanewise.config.distributed import FSDPConfig as FSDPConfig
 from lanewise.config.memory import ActivationCheckpointingConfig as ActivationCheckpointingConfig
 from lanewise.config.memory import CompileConfig as CompileConfig
 from lanewise.config.memory import MemoryConfig as MemoryConfig
+from lanewise.config.optimizer import OptimizerConfig as OptimizerConfig
+from lanewise.config.orders import ORDERS as ORDERS
+from lanewise.config.orders import OrderConfig as OrderConfig
 from lanewise.config.pins import pin_environment as pin_environment
 from lanewise.config.pins import pinned_variables as pinned_variables
-from lanewise.config.reducer import ALONE as ALONE
-from lanewise.config.reducer import REDUCERS as REDUCERS
-from lanewise.config.reducer import ReducerKind as ReducerKind
-from lanewise.config.reducer import ReducerName as ReducerName
+from lanewise.config.reducers import ALONE as ALONE
+from lanewise.config.reducers import REDUCERS as REDUCERS
+from lanewise.config.reducers import ReducerKind as ReducerKind
+from lanewise.config.reducers import ReducerName as ReducerName
 from lanewise.config.run import MAY_DIFFER as MAY_DIFFER
 from lanewise.config.run import BatchConfig as BatchConfig
 from lanewise.config.run import CheckpointConfig as CheckpointConfig

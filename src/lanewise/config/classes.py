@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, final, get_arg
 from lanewise.config.argument_field import fields_of, unknown_field
 from lanewise.config.check import read_section, show, suggest
 from lanewise.config.class_path import ClassConfig, resolve, resolve_class
-from lanewise.config.optimizer import refuse_optimizer
+from lanewise.config.optimizer_rules import refuse_optimizer
 from lanewise.config.run import RunConfig
 from lanewise.config.scheduler import length_hint
 from lanewise.config.trust import named_in, refuse_unknown, refusing_imports_from

@@ -6,7 +6,7 @@ from dataclasses import field, replace
 from typing import Annotated, Literal
 
 from lanewise.config.check import A_PATH, Section, above, at_least
-from lanewise.config.hosts import (
+from lanewise.config.launchers import (
     LAUNCHERS_WITH_NODES,
     KubernetesConfig,
     LauncherName,
@@ -14,7 +14,7 @@ from lanewise.config.hosts import (
     SSHConfig,
     mistakes_of_hosts,
 )
-from lanewise.config.reducer import REDUCERS, ReducerKind, ReducerName
+from lanewise.config.reducers import REDUCERS, ReducerKind, ReducerName
 
 Equality = Literal["close", "exact"]
 CompressionName = Literal["bf16", "fp16"]

@@ -7,10 +7,11 @@ from pathlib import PurePath
 from typing import Annotated, ClassVar, Literal
 
 from lanewise.config.check import A_PATH, Section, above, at_least, below, expand_user
-from lanewise.config.class_path import ClassConfig, OptimizerConfig
+from lanewise.config.class_path import ClassConfig
 from lanewise.config.data import DataConfig
 from lanewise.config.distributed import DistributedConfig
 from lanewise.config.memory import CompileConfig, MemoryConfig
+from lanewise.config.optimizer import OptimizerConfig
 from lanewise.config.scheduler import SchedulerConfig
 
 PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]

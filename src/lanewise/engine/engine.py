@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import final
 
 from lanewise.config import RunConfig
-from lanewise.config.optimizer import needs_closure
+from lanewise.config.optimizer_rules import needs_closure
 from lanewise.data import LaneBatch
 from lanewise.engine.observers import Observers
 from lanewise.engine.profiler import StepProfiler

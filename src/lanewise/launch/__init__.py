@@ -1,4 +1,7 @@
-"""Starts processes; the contract with those it starts is torchrun's environment."""
+"""Starts processes; the contract with those it starts is torchrun's environment.
+
+`launcher.py` says what a new way to reach hosts needs.
+"""
 
 from lanewise.launch.agent import JobFiles as JobFiles
 from lanewise.launch.agent import Streams as Streams

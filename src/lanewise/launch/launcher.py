@@ -16,7 +16,7 @@ from lanewise.processes.watch.failure import Failure
 class Launcher(ABC):
     """Starts the workers of a job, and waits for all of them.
 
-    A new one is a file here, a name in `LauncherName` (`config/hosts.py`) and a line in the table of
+    A new one is a file here, a name in `LauncherName` (`config/launchers.py`) and a line in the table of
     `commands/jobs/launchers.py`.
     """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import final
 
 from lanewise.config.check import is_one_line, show
-from lanewise.config.hosts import SlurmConfig
+from lanewise.config.launchers import SlurmConfig
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.launch.launcher import count_processes
 

@@ -1,4 +1,8 @@
-"""How the gradients of all lanes become one; owns every difference between the modes."""
+"""How the gradients of all lanes become one; owns every difference between the modes.
+
+A new reducer is a name in `config/reducers.py`, with what is known of it, a file here, and a line in
+`build.py`.
+"""
 
 from lanewise.reduce.blocks import find_blocks as find_blocks
 from lanewise.reduce.build import build_reducer as build_reducer

@@ -72,6 +72,7 @@ def build_reducer(
         return ReplicaReducer(model, placement.num_lanes, devices, config.equality, balanced=balanced)
     if world.world_size == 1:
         return SingleReducer(model, placement.num_lanes, config.equality)
+    assert config.reducer == "ddp", config.reducer
     _compare_replicas(model, world)
     return DDPReducer(model, placement, world, config.equality, config.compression, on_bucket=on_bucket)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lanewise.config.hosts import SlurmConfig
+from lanewise.config.launchers import SlurmConfig
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.launch.sbatch import BatchJob
 

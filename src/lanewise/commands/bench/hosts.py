@@ -11,7 +11,7 @@ from lanewise.commands.bench.side import Show
 from lanewise.commands.jobs.launchers import is_submitted, job_there, launcher_of, places_of
 from lanewise.commands.jobs.start import check_for_hosts, launch
 from lanewise.config import REDUCERS, ReducerName, RunConfig
-from lanewise.config.hosts import read_hosts
+from lanewise.config.launchers import read_hosts
 from lanewise.errors import ConfigError, LanewiseError, text_of
 from lanewise.launch.remote import RemoteLauncher
 

@@ -125,7 +125,7 @@ class Job(ABC):
         Raises:
             ConfigError: there are too few, or they can't do what the configuration asks for.
         """
-        from lanewise.config.optimizer import check_optimizer
+        from lanewise.config.optimizer_rules import check_optimizer
         from lanewise.processes.device.choice import choose_backend, choose_devices
 
         distributed = self.config.distributed

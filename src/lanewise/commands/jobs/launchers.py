@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 from lanewise.commands.jobs.job import Job
 from lanewise.commands.jobs.provenance import INSTALLED, own_modules
 from lanewise.config import DistributedConfig
-from lanewise.config.hosts import LauncherName, SSHConfig, read_hosts
+from lanewise.config.launchers import LauncherName, SSHConfig, read_hosts
 from lanewise.config.load import dump_config
 from lanewise.errors import ConfigError
 from lanewise.launch import Launcher, LocalLauncher

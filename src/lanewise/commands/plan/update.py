@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from lanewise.commands.plan.model import with_tensors
 from lanewise.config import OptimizerConfig, RunConfig
 from lanewise.config.class_path import resolve_class
-from lanewise.config.optimizer import choose_implementation, needs_closure
+from lanewise.config.optimizer_rules import choose_implementation, needs_closure
 from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.errors import ConfigError
 from lanewise.processes.device.live_storage import LiveStorage

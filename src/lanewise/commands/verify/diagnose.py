@@ -1,5 +1,7 @@
 """Names the causes of differences between layouts, and notes what is worth knowing but no mistake.
 
+The causes are functions in the files of `diagnoses/`; this file tries them in order.
+
 No cause is recognized by the name of a class. It shows in what differs, and in what does not:
 
     what is done in two ways                        what differs if the two give different results

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lanewise.commands.verify.hidden import changed, hidden_state, numbers_that_matter
-from lanewise.config.optimizer import needs_closure
+from lanewise.config.optimizer_rules import needs_closure
 from lanewise.data import digest
 from lanewise.engine.step.update import Training
 from lanewise.processes.device.random_state import set_random_state

@@ -9,7 +9,7 @@ import torch
 
 from lanewise.engine.precision.loss_scale import LossScale
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @final
@@ -23,7 +23,7 @@ class Precision:
     """
 
     def __init__(self, name: str, device_type: str) -> None:
-        dtype = _AUTOCAST.get(name)
+        dtype = _AUTOCAST[name]
         self.forward: Callable[[], AbstractContextManager[object]] = (
             nullcontext if dtype is None else partial(torch.autocast, device_type, dtype)
         )

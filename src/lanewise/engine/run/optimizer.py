@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from lanewise.config import ClassConfig, RunConfig
 from lanewise.config.classes import build
-from lanewise.config.optimizer import choose_implementation
+from lanewise.config.optimizer_rules import choose_implementation
 from lanewise.config.scheduler import length_hint
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.errors import ConfigError, TaskError

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, ReduceLROn
 
 from lanewise.config import ClassConfig, RunConfig, SchedulerConfig
 from lanewise.config.class_path import resolve_class
-from lanewise.config.optimizer import follows_evaluation
+from lanewise.config.optimizer_rules import follows_evaluation
 from lanewise.engine.run.optimizer import build_section
 from lanewise.errors import ConfigError
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lanewise.config import ClassConfig, DistributedConfig, RunConfig, SchedulerConfig
-from lanewise.config.optimizer import follows_evaluation
+from lanewise.config.optimizer_rules import follows_evaluation
 from lanewise.processes.device.determinism import exact_pins
 from lanewise.processes.world.world import World
 

@@ -1,1 +1,1 @@
-"""One training step: run the lanes, sum their gradients, update the weights. Start with `train_step.py`."""
+"""One training step: run the lanes, sum their gradients, update the weights. Start with `step.py`."""

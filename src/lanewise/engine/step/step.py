@@ -1,9 +1,9 @@
 """One optimizer step over all lanes, in the order in which things happen.
 
-begin     forget the gradients of the step before
-backward  of a lane whose forward and loss `LaneLosses` ran; at the last one of this process, tell losses
-finish    hear the losses of all lanes; divide by the weight; merge buffers, or drop them with the gradients
-then      clip, optimizer, scheduler, average, report
+begin     forget gradients that are left
+backward  of a lane whose forward and loss `LaneLosses` ran; before this process's last, send the message
+finish    receive the totals of all lanes; divide by the weight; merge buffers, or drop them and the gradients
+then      clip, optimizer, scheduler, forget the gradients, average, report
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from lanewise.reduce import forget_gradients
 @final
 @dataclass
 class Pass:
-    """A pass over the lanes of a step, after which every `param.grad` is the mean over the global batch.
+    """A pass over the lanes of a step. It leaves the mean over the global batch in `param.grad`, or nothing.
 
     Collective: every rank must call `begin`, then `backward` for each lane of `feed.lanes`, and `finish`,
     which raises NonFiniteLossError if the loss of some lane is NaN or infinite.
@@ -37,7 +37,7 @@ class Pass:
     message: StepMessage
     vote: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False)  # save, stop, end the run
     is_logged: Callable[[int, Sequence[int] | None], bool] = lambda *_: False
-    """Whether a step is logged: by its number, and of a stream by what each lane has in the next."""
+    """Whether a step is logged, by its number and by how much each lane has in the next step, once known."""
 
     def __post_init__(self) -> None:
         self.reducer, self.buffers, self.phases = self.feed.reducer, self.feed.buffers, self.feed.phases
@@ -63,7 +63,7 @@ class Pass:
                 look.after_forward(turn, loss)
             self.message.add(batch, loss)
             if turn.is_last:  # of this process; the message and the gradients travel during its backward
-                self._turn = turn
+                self._last_turn = turn
                 seconds = self.phases.computed_seconds if self.is_logged(turn.step, None) else None
                 self.message.send(batch, self.vote(), self.buffers.changes, seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
@@ -74,8 +74,8 @@ class Pass:
             look.after_backward(turn)
 
     def finish(self, *, needs_norm: bool = True) -> Gradient:
-        """Divide, and merge the buffers; leave no gradient where nothing may change."""
-        turn, norm, norms, loss_scale = self._turn, None, None, self.message.loss_scale
+        """Receive, divide and merge the buffers; where nothing may change, drop buffers and gradients."""
+        turn, norm, norms, loss_scale = self._last_turn, None, None, self.message.loss_scale
         if self.feed.world.world_size > 1:
             self.phases.begin(COMMUNICATION, turn.step)
         totals = self.message.receive()
@@ -138,7 +138,7 @@ class TrainStep:
         training, step = self.training, gradient.turn.step
         learning_rate = float(training.optimizer.param_groups[0]["lr"])
         if training.scheduler is not None:
-            training.runner.seed_update(step)  # an optimizer that draws does so for its own parameters
+            training.runner.seed_update(step)  # anew: with shards, processes updated different parameters
             training.scheduler.step()
         forget_gradients(self.pass_.reducer.parameters)
         if training.average is not None and gradient.allows_update:

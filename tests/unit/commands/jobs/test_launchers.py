@@ -10,7 +10,7 @@ import pytest
 from lanewise.commands.jobs.launchers import job_there, launcher_of, places_of, python_path_there
 from lanewise.commands.jobs.train import TrainJob
 from lanewise.config import DistributedConfig
-from lanewise.config.hosts import SSHConfig
+from lanewise.config.launchers import SSHConfig
 from lanewise.errors import ConfigError
 from tests.distributed.tasks import Smooth, configure
 

@@ -6,7 +6,7 @@ import pytest
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lanewise.config import DistributedConfig, EvaluateConfig, OptimizerConfig, SchedulerConfig
-from lanewise.config.optimizer import check_optimizer, choose_implementation, follows_evaluation
+from lanewise.config.optimizer_rules import check_optimizer, choose_implementation, follows_evaluation
 from lanewise.errors import ConfigError
 from tests.unit.config.test_run import run_config
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lanewise.config import DistributedConfig
-from lanewise.config.hosts import Host, KubernetesConfig, SSHConfig, read_hosts
+from lanewise.config.launchers import Host, KubernetesConfig, SSHConfig, read_hosts
 from lanewise.errors import ConfigError
 
 
