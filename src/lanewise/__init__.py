@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lanewise.commands.jobs.api import TrainResult, evaluate, load, predict, train
+    from lanewise.commands.plan.api import plan
+    from lanewise.commands.verify.api import verify
     from lanewise.engine.own_loop.lanes import Lanes
     from lanewise.engine.transforms.activation_checkpointing import checkpoint_activations
     from lanewise.processes.world.machine import local_rank_zero_first
@@ -22,8 +24,10 @@ __all__ = [
     "evaluate",
     "load",
     "local_rank_zero_first",
+    "plan",
     "predict",
     "train",
+    "verify",
 ]
 
 _MODULES = {
@@ -37,8 +41,10 @@ _MODULES = {
     "evaluate": "lanewise.commands.jobs.api",
     "load": "lanewise.commands.jobs.api",
     "local_rank_zero_first": "lanewise.processes.world.machine",
+    "plan": "lanewise.commands.plan.api",
     "predict": "lanewise.commands.jobs.api",
     "train": "lanewise.commands.jobs.api",
+    "verify": "lanewise.commands.verify.api",
 }
 
 

@@ -277,7 +277,7 @@ def test_a_partial_last_step_is_among_the_steps():
     report = verify(mistakes.config("nothing", "RowTask", wrong=False), 2, 3)
     assert [step.step for step in report.steps] == [0, 2, 3]
     assert [len(step.samples) for step in report.steps] == [4, 4, 4]
-    assert report.describe_steps() == (
+    assert report.heading() == (
         "steps 1, 3, 4, step 3 with 13 of 16 samples; 4 lanes; precision float32; "
         "reducer ddp; compared with one process, byte for byte"
     )

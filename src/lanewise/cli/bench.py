@@ -7,10 +7,11 @@ from typing import Any, get_args
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_counts, read_path
 from lanewise.cli.plan import amount
-from lanewise.cli.result import CONFIG, JSON, require_no_world, show_result, showing_progress
+from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config import ReducerName, RunConfig, pinned_variables
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
+from lanewise.processes.world.environment import require_no_world
 from lanewise.runs.file import read_json, reason
 
 _REDUCERS_THERE_ARE: tuple[ReducerName, ...] = get_args(ReducerName)

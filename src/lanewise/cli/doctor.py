@@ -2,9 +2,10 @@
 
 from lanewise.cli.arguments import Argument, Arguments, Command
 from lanewise.cli.plan import amount
-from lanewise.cli.result import JSON, require_no_world, show_result, showing_progress
+from lanewise.cli.result import JSON, show_result, showing_progress
 from lanewise.config.load import load_config
 from lanewise.errors import ConfigError
+from lanewise.processes.world.environment import require_no_world
 
 _CONFIG = Argument[str | None](
     "CONFIG", "the configuration whose hosts are looked at; left out: this machine alone", default=None

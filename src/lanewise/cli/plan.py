@@ -7,11 +7,12 @@ from pathlib import Path
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_counts
 from lanewise.cli.evaluate import TRUST
-from lanewise.cli.result import CONFIG, JSON, require_no_world, show_result, showing_progress
+from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config.check import expand_user
 from lanewise.config.load import Override, load_config
 from lanewise.config.trust import distrust
 from lanewise.errors import ConfigError
+from lanewise.processes.world.environment import require_no_world
 from lanewise.runs.dir import RunDir
 
 
@@ -88,7 +89,7 @@ def plan(arguments: Arguments) -> int:
             show=show,
         )
     report = replace(report, shows_parts=arguments[_PARTS])
-    show_result(report, f"{arguments[CONFIG]}: {report.describe_lane()}", arguments[JSON])
+    show_result(report, f"{arguments[CONFIG]}: {report.heading()}", arguments[JSON])
     return 0 if any(row.fits for row in report.rows) else 1
 
 

@@ -1,7 +1,6 @@
 """Shows the result of a command: on the terminal, and as JSON in a file."""
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lanewise.cli.arguments import Argument, read_path
-from lanewise.errors import ConfigError, wrapped
-from lanewise.processes.world.environment import Environment
+from lanewise.errors import wrapped
 from lanewise.runs.file import writing
 
 if TYPE_CHECKING:
@@ -49,25 +47,13 @@ def show_result(result: Result, heading: str, file: Path | None) -> None:
 
 
 def print_table(table: "RenderableType") -> None:
-    """Print a table without spaces at the ends of its lines."""
+    """Print a table without spaces at the ends of its lines, as wide as a terminal is."""
     from rich.console import Console
 
-    is_terminal = Console().is_terminal  # which is as wide as it is; whoever else reads it wraps it
-    console = Console(highlight=False, width=None if is_terminal else 200)
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        print(line.rstrip())
+    from lanewise.commands.printed import table_lines
 
-
-def require_no_world(what: str) -> None:
-    """Raise ConfigError where torchrun, srun or mpirun started this process.
-
-    Args:
-        what: which command does what by itself, as the beginning of a sentence.
-    """
-    if Environment.from_env(os.environ) is not None:
-        raise ConfigError(f"{what}: run it without torchrun, srun or mpirun.")
+    for line in table_lines(table, None) if Console().is_terminal else table_lines(table):
+        print(line)
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_counts
-from lanewise.cli.result import CONFIG, JSON, require_no_world, show_result, showing_progress
+from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config import pinned_variables
 from lanewise.config.load import Override, load_config
+from lanewise.processes.world.environment import require_no_world
 
 _DEVICES = Argument[Sequence[int]](
     "--devices", "numbers of processes to compare with one; 1,2 if left out", "A,B", read_counts, (1, 2)
@@ -43,7 +44,7 @@ def verify(arguments: Arguments) -> int:
             resumes=arguments[_RESUME],
             show=lambda name: show(f"running {name}"),
         )
-    show_result(report, f"{arguments[CONFIG]}: {report.describe_steps()}", arguments[JSON])
+    show_result(report, f"{arguments[CONFIG]}: {report.heading()}", arguments[JSON])
     return 0 if report.is_verified else 1
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
 
 from lanewise.commands.jobs.evaluate import OBJECT, evaluate_job
 from lanewise.commands.jobs.start import start
@@ -29,6 +29,23 @@ if TYPE_CHECKING:
     from lanewise.task import Task
 
 Section = Mapping[str, Any]
+
+
+class Sections(TypedDict, total=False):
+    """The sections of a configuration, as `train` takes them."""
+
+    batch: Required[Section]
+    train: Required[Section]
+    optimizer: Required[Section]
+    scheduler: Section | str | None
+    precision: str
+    memory: Section | None
+    compile: Section | str | None
+    data: Section | None
+    log: Section | None
+    evaluate: Section | None
+    checkpoint: Section | None
+    distributed: Section | None
 
 
 @dataclass(frozen=True)
@@ -118,25 +135,22 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         PreemptedError: a signal stopped the run, which saved a checkpoint first.
     """
     refuse_in_import("lanewise.train")
-    class_config, search_path = _describe_task(task)
-    sections = {
-        "task": class_config,
-        "batch": batch,
-        "train": train,
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-        "precision": precision,
-        "memory": memory,
-        "compile": compile,
-        "data": data,
-        "log": log,
-        "evaluate": evaluate,
-        "checkpoint": checkpoint,
-        "distributed": distributed,
-        "search_path": search_path,
-    }
-    given = {name: section for name, section in sections.items() if section is not None}
-    config = _on_all_devices(read_section(RunConfig, given))
+    config = config_of(
+        task,
+        batch=batch,
+        train=train,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        precision=precision,
+        memory=memory,
+        compile=compile,
+        data=data,
+        log=log,
+        evaluate=evaluate,
+        checkpoint=checkpoint,
+        distributed=distributed,
+    )
+    config = _on_all_devices(config)
     if overwrite and resume:
         raise ConfigError(
             "overwrite begins anew, and resume goes on: got True for both. Leave one of them out."
@@ -144,6 +158,17 @@ def train(  # noqa: PLR0913 - the sections of the configuration
     job = TrainJob(config, task, tuple(callbacks), is_resumed=resume, overwrites=overwrite)
     result = start(job, is_fresh=True)
     return TrainResult(**{**result, "run_dir": Path(result["run_dir"]), "task": task})
+
+
+def config_of(task: "Task", **sections: Unpack[Sections]) -> RunConfig:
+    """Return the configuration of a run whose task and sections were given to a function.
+
+    Raises:
+        ConfigError: lists every mistake in the sections.
+    """
+    class_config, search_path = _describe_task(task)
+    given = {"task": class_config, **sections, "search_path": search_path}
+    return read_section(RunConfig, {name: section for name, section in given.items() if section is not None})
 
 
 def evaluate(
@@ -275,7 +300,9 @@ def _describe_task(task: "Task") -> tuple[dict[str, Any], str | None]:
 
     given: object = task
     if not isinstance(given, Task):
-        raise ConfigError(f"train needs a lanewise.Task: got {given!r:.60}. Give it an object of your class.")
+        raise ConfigError(
+            f"what is trained must be a lanewise.Task: got {given!r:.60}. Give it an object of your class."
+        )
     given.loss_method()  # raises where it has none or several
     module_name = type(task).__module__
     file = getattr(sys.modules[module_name], "__file__", None)

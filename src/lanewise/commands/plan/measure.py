@@ -41,7 +41,7 @@ _NUM_TIMES = 7
 _CPU = torch.device("cpu")
 
 
-def largest_batch(config: RunConfig) -> LaneBatch:
+def largest_batch(config: RunConfig, task: Task | None = None) -> LaneBatch:
     """Return the micro-batch with most bytes of the first ones of the run, up to 16.
 
     Raises:
@@ -52,7 +52,7 @@ def largest_batch(config: RunConfig) -> LaneBatch:
     alone = replace(config, data=replace(config.data, num_workers=0))
     world = LocalWorld(_CPU)
     placement = Placement.of(config.batch.num_lanes, world)
-    loader = build_run_loader(alone, build_task(alone), world, placement)
+    loader = build_run_loader(alone, build_task(alone, task), world, placement)
     num_steps = -(-_NUM_BATCHES // config.batch.num_lanes)
     batches = islice(_noted(loader, loader.batches(0, num_steps)), _NUM_BATCHES)
     return max(batches, key=lambda batch: sum(tensor.nbytes for tensor in tensors_in(batch.data)))
@@ -68,13 +68,14 @@ def _noted(loader: LaneSource, batches: Iterator[LaneBatch]) -> Iterator[LaneBat
             break
 
 
-def measure(config: RunConfig, batch: LaneBatch, device_type: str) -> Measured:
+def measure(config: RunConfig, batch: LaneBatch, device_type: str, task: Task | None = None) -> Measured:
     """Run one lane on fake tensors; on real ones if the user's code needs their values.
 
     Args:
         config: the run.
         batch: what the lane gets.
         device_type: where the run will be.
+        task: what the user gave as an object; None: the configuration names it.
 
     Raises:
         LanewiseError: if the lane cannot be trained.
@@ -82,12 +83,12 @@ def measure(config: RunConfig, batch: LaneBatch, device_type: str) -> Measured:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         try:
-            return _measure(config, batch, device_type, FakeTensorMode(allow_non_fake_inputs=True))
+            return _measure(config, batch, device_type, task, FakeTensorMode(allow_non_fake_inputs=True))
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever code may raise to which values matter
             why_real = f"{type(error).__name__}: {text_of(error)}".splitlines()[0]
-    return replace(_measure(config, batch, device_type, None), why_real=why_real)
+    return replace(_measure(config, batch, device_type, task, None), why_real=why_real)
 
 
 class Seconds(NamedTuple):
@@ -99,9 +100,9 @@ class Seconds(NamedTuple):
     """The step of an optimizer that has all parameters."""
 
 
-def time_lane(config: RunConfig, batch: LaneBatch) -> Seconds:
+def time_lane(config: RunConfig, batch: LaneBatch, given: Task | None = None) -> Seconds:
     """Take the times on the CPU of this machine, as a process of the run would: the median of several."""
-    task = build_task(config)
+    task = build_task(config, given)
     model = _transformed(build_model(task, config.train.seed), config)
     optimizer = build_optimizer(config, task, model)
     times, num_threads = [], torch.get_num_threads()
@@ -121,8 +122,10 @@ def time_lane(config: RunConfig, batch: LaneBatch) -> Seconds:
     return Seconds(*map(median, zip(*times[1:], strict=True)))  # the first one makes what others find
 
 
-def _measure(config: RunConfig, batch: LaneBatch, device_type: str, mode: FakeTensorMode | None) -> Measured:
-    task = build_task(config)
+def _measure(
+    config: RunConfig, batch: LaneBatch, device_type: str, given: Task | None, mode: FakeTensorMode | None
+) -> Measured:
+    task = build_task(config, given)
     model = _build_model(config, task, mode)
     repeats_blocks = bool(repeated_blocks(model))
     fsdp, blocks, why_no_fsdp = config.distributed.fsdp, list[nn.Module](), ""

@@ -15,6 +15,7 @@ from lanewise.config.classes import check_classes
 from lanewise.engine.run.model import build_task
 from lanewise.errors import ConfigError
 from lanewise.processes.device.choice import accelerator_type
+from lanewise.task import Task
 
 _MOST_DEVICES_OF_A_MACHINE = 16
 """One process is planned to drive at most so many devices: no common machine has more accelerators."""
@@ -24,6 +25,7 @@ def plan(
     config: RunConfig,
     devices: Sequence[int],
     machine: Machine,
+    task: Task | None = None,
     *,
     untrusted: Sequence[str] = (),
     flops_per_second: float | None = None,
@@ -38,6 +40,7 @@ def plan(
         config: the run; nothing is written to its run_dir. Its reducer and devices do not matter.
         devices: numbers of devices.
         machine: memory and link of a device.
+        task: what the user gave as an object; None: the configuration names it.
         untrusted: folders that no code may come from.
         flops_per_second: of a device in a forward and backward, which gives the time of a lane.
         times_lane: whether to measure that time, and that of an update, on the CPU of this machine instead.
@@ -50,28 +53,28 @@ def plan(
         TaskError: if the lane cannot be trained.
     """
     add_search_path(config.search_path)
-    check_classes(config, untrusted=untrusted)
+    check_classes(config, has_task=task is not None, untrusted=untrusted)
     device_type = config.distributed.device_type
     if device_type == "auto":
         device_type = accelerator_type() or "cpu"
     show("reading the first batches")
-    batch = largest_batch(config)
-    require_losses_of_lanes(config)
+    batch = largest_batch(config, task)
+    require_losses_of_lanes(config, task)
     show("measuring a lane")
     variants = [_with_checkpointing(config, None)]
-    measurements = [measure(variants[0], batch, device_type)]
+    measurements = [measure(variants[0], batch, device_type, task)]
     if config.memory.activation_checkpointing is not None or measurements[0].repeats_blocks:
         show("measuring a lane with activation checkpointing")
         section = config.memory.activation_checkpointing or ActivationCheckpointingConfig()
         variants.append(_with_checkpointing(config, replace(section, offload=False)))
-        measurements.append(measure(variants[1], batch, device_type))
+        measurements.append(measure(variants[1], batch, device_type, task))
     unused = 0 if device_type == "cpu" else FRAGMENTATION / (1 - FRAGMENTATION)
     rows: list[Row] = []
     for variant, measured in zip(variants, measurements, strict=True):
         seconds = None if flops_per_second is None else Seconds(measured.num_flops / flops_per_second)
         if times_lane:
             show("timing lanes")
-            seconds = time_lane(variant, batch)
+            seconds = time_lane(variant, batch, task)
         for setting in _settings(config.batch.num_lanes, devices):
             if setting.kind.shards_weights and measured.why_no_fsdp:
                 continue
@@ -94,9 +97,9 @@ def plan(
     return Plan(config, device_type, batch, measurements, rows)
 
 
-def require_losses_of_lanes(config: RunConfig) -> None:
+def require_losses_of_lanes(config: RunConfig, task: Task | None = None) -> None:
     """Raise ConfigError if the loss of the task is of all samples of a step."""
-    if (method := build_task(config).loss_method()) != "loss":
+    if (method := build_task(config, task).loss_method()) != "loss":
         raise ConfigError(
             f"plan counts lanes, and not a loss of all samples of a step: got a task with {method}. "
             "memory/peak_gib of a run with --train.max_steps 2 shows what a step takes."

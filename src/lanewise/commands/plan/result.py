@@ -10,12 +10,13 @@ from rich.table import Table
 
 from lanewise.commands.plan.memory import Measured
 from lanewise.commands.plan.row import Row
+from lanewise.commands.printed import Printed
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Printed):
     """What `plan` found."""
 
     config: RunConfig
@@ -38,7 +39,7 @@ class Plan:
         timed = [row for row in timed if not self._is_of_another_batch(row)] or timed
         return max(timed, key=lambda row: row.samples_per_second or 0.0, default=None)
 
-    def describe_lane(self) -> str:
+    def heading(self) -> str:
         """Say what was measured."""
         turn, why_real = self.batch.turn, self.measured[0].why_real
         tensors = f"real tensors, as the task needs values ({why_real})" if why_real else "fake tensors"
@@ -78,7 +79,7 @@ class Plan:
         """Return all of it as JSON takes it."""
         flops = self.flops_per_sample
         return {
-            "lane": self.describe_lane(),
+            "lane": self.heading(),
             "flops_per_sample": flops,
             "rows": [_row_to_json(row) for row in self.rows],
         }

@@ -21,6 +21,7 @@ from lanewise.commands.verify.update import Updates, probe_updates
 from lanewise.data import digest
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
+from lanewise.engine.run.model import build_task
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.step.update import Training
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
@@ -101,7 +102,7 @@ class VerifyJob(Job):
 
     def _verify(self, world: World, result: RankResult) -> None:
         """Run the probes, and the steps unless the probes found what training refuses."""
-        probed = ProbedRun(self.config, world.device)
+        probed = ProbedRun(self.config, world.device, self.task)
         found = probe(self.config, probed, is_reference=self.is_reference, is_repeat=self.is_repeat)
         result.probe = found
         is_communicating = world.world_size > 1 and found.passes.collectives
@@ -118,14 +119,14 @@ class VerifyJob(Job):
         if self.is_reference:
             # In 16 bits the rounding of a forward would look like an influence of the cut.
             precise = replace(self.config, precision="float32")
-            of_cut = ProbedRun(precise, world.device, data_of=probed)
+            of_cut = ProbedRun(precise, world.device, self.task, data_of=probed)
             result.cut = probe_cut(of_cut, found.passes.changed_buffers)
-            of_metrics = ProbedRun(self.config, world.device, data_of=probed)
+            of_metrics = ProbedRun(self.config, world.device, self.task, data_of=probed)
             result.metrics = probe_metrics(of_metrics, self.config.batch)
 
     def _trace(self, world: World, result: RankResult) -> None:
         """Take the steps, or their second half from the checkpoint that another layout saved half-way."""
-        run = build_run(self.config, world)
+        run = build_run(self.config, world, build_task(self.config, self.task))
         training, task = run.training, run.training.runner.task
         steps = steps_of(run.loader, self.num_steps, run.last_step)
         half = len(steps) // 2
@@ -202,7 +203,7 @@ class VerifyJob(Job):
         distributed = replace(self.config.distributed, equality="close")
         train = replace(self.config.train, max_grad_norm=None)  # the bound is that of a gradient as it is
         config = replace(self.config, distributed=distributed, train=train)
-        with closing(build_engine(config, world)) as engine:
+        with closing(build_engine(config, world, build_task(config, self.task))) as engine:
             steps = steps_of(engine.run.loader, self.num_steps, engine.run.last_step)
             if self.is_reference:
                 write_reference(self.folder, engine, world, steps)

@@ -228,7 +228,7 @@ def _probe_history(
     far = numbers_that_matter(lambda: run(probed), probed.model, task=probed.task) if found else []
     if far:
         return History(f"run while {', '.join(far[:3])} is far off", far, num_runs)
-    new = ProbedRun(config, probed.device)
+    new = ProbedRun(config, probed.device, probed.given_task)
     new.run(new.other_turn, other)
     if not run(new):
         return History("run in a new model after another micro-batch", found, num_runs)

@@ -92,15 +92,22 @@ class ProbedRun:
     Args:
         config: the run.
         device: where to compute.
+        task: what the user gave as an object; None: the configuration names it.
         data_of: another one, whose datasets it takes instead of reading them again.
     """
 
     def __init__(
-        self, config: RunConfig, device: torch.device, *, data_of: "ProbedRun | None" = None
+        self,
+        config: RunConfig,
+        device: torch.device,
+        task: Task | None = None,
+        *,
+        data_of: "ProbedRun | None" = None,
     ) -> None:
         self.seed = config.train.seed
         self.device = device
-        self.task: Task = build_task(config)
+        self.given_task = task
+        self.task: Task = build_task(config, task)
         self.model: nn.Module = build_model(self.task, self.seed).to(device)
         self.dataset: Dataset[Any] = self.task.train_dataset() if data_of is None else data_of.dataset
         self._batch = config.batch

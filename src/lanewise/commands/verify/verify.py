@@ -14,11 +14,13 @@ from lanewise.errors import ConfigError, LaunchError
 from lanewise.lanes import lane_ranges
 from lanewise.launch.scratch import temporary_folder
 from lanewise.processes.device.choice import accelerator_type, count_accelerators
+from lanewise.task import Task
 
 
 def verify(
     config: RunConfig,
     devices: Sequence[int],
+    task: Task | None = None,
     *,
     num_steps: int,
     resumes: bool = False,
@@ -31,6 +33,7 @@ def verify(
     Args:
         config: the run; nothing is written to its run_dir.
         devices: numbers of processes; one process is always run, twice.
+        task: what the user gave as an object; None: the configuration names it.
         num_steps: steps to take; see `choose_steps`.
         resumes: whether each layout also goes on from a checkpoint of another one.
         show: told what is being run.
@@ -56,6 +59,7 @@ def verify(
         jobs = [
             VerifyJob(
                 _in_exact(config, count),
+                task,
                 folder=folder,
                 name=str(number),
                 num_steps=num_steps,

@@ -6,14 +6,15 @@ from typing import Any
 
 from rich.table import Table
 
+from lanewise.commands.printed import Printed
 from lanewise.commands.verify.diagnose import Finding
 from lanewise.commands.verify.evidence import LayoutResult
 from lanewise.commands.verify.trace import CHECKS, StepTrace
 from lanewise.config import ALONE, RunConfig
 
 
-@dataclass(frozen=True)
-class VerifyReport:
+@dataclass(frozen=True, repr=False)
+class VerifyReport(Printed):
     """The result of `verify`."""
 
     config: RunConfig
@@ -32,7 +33,7 @@ class VerifyReport:
         """The steps that one process took."""
         return self.layouts[0].trace.steps
 
-    def describe_steps(self) -> str:
+    def heading(self) -> str:
         """Describe what was run."""
         batch = self.config.batch
         full = batch.global_batch_size
@@ -73,7 +74,7 @@ class VerifyReport:
                 yield f"close, {layout.name}: no gradient could be compared"
             elif close is not None:
                 yield (
-                    f"close, {layout.name}: gradients differ by at most {close.worst:.3f} of their bound; "
+                    f"close, {layout.name}: gradients differ by at most {close.worst:.3g} of their bound; "
                     f"weights after the steps by {close.weights:.1e} (not judged)"
                 )
         for note in self.notes:

@@ -1,5 +1,6 @@
 """Builds the user's task and its model, and transforms it."""
 
+import copy
 import logging
 
 import torch
@@ -22,12 +23,14 @@ _NEAR = 0.8
 """So much of two names must be alike that one may be meant by the other."""
 
 
-def build_task(config: RunConfig) -> Task:
-    """Build the user's task, under the same random state as the model.
+def build_task(config: RunConfig, given: Task | None = None) -> Task:
+    """Build the user's task, under the same random state as the model; of one that was given, a copy.
 
     Raises:
         ConfigError: if the class is not a Task.
     """
+    if given is not None:
+        return copy.deepcopy(given)
     resolve_class("task", config.task)  # before seeding: a module may seed a generator when it is imported
     set_random_state(model_seed(config.train.seed))
     task: Task = build("task", config.task)

@@ -1,12 +1,13 @@
 """Reads the variables of torchrun, Slurm or MPI: which process this is, and where all meet. No torch."""
 
 import hashlib
+import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lanewise.errors import WorldError
+from lanewise.errors import ConfigError, WorldError
 
 _TORCHRUN_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _TORCHRUN = (*_TORCHRUN_NUMBERS, "MASTER_ADDR", "MASTER_PORT")
@@ -183,6 +184,16 @@ def _number_of_host() -> int:
     Neither do the ranks of a machine follow each other, with `--map-by node` for instance.
     """
     return int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:8])
+
+
+def require_no_world(what: str) -> None:
+    """Raise ConfigError where torchrun, srun or mpirun started this process.
+
+    Args:
+        what: which command does what by itself, as the beginning of a sentence.
+    """
+    if Environment.from_env(os.environ) is not None:
+        raise ConfigError(f"{what}: run it without torchrun, srun or mpirun.")
 
 
 def _integer(variables: Mapping[str, str], name: str) -> int:

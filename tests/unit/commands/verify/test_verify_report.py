@@ -80,7 +80,7 @@ def test_the_end_says_what_was_seen(given, said):
 def test_layouts_whose_steps_were_not_run_are_not_said_to_have_failed():
     table = report(traces=(ran(), ran(), None, None), failures=("", "", "", "it broke")).table()
     assert list(table.columns[1].cells) == ["same", "not run", "failed"]
-    assert report(traces=(None,) * 4).describe_steps().startswith("steps -; ")
+    assert report(traces=(None,) * 4).heading().startswith("steps -; ")
 
 
 @pytest.mark.parametrize("is_named", [True, False])
