@@ -12,6 +12,9 @@ from sessions import Session, write_sessions
 
 from lanewise.errors import DataError
 
+PARQUET = b"PAR1"
+"""The first bytes of a Parquet file."""
+
 
 def read_msweb(path: Path) -> tuple[list[str], list[Session]]:
     """Read one file of the Anonymous Microsoft Web Data: the areas of the site, and who visited which.
@@ -80,6 +83,12 @@ def read_csv(path: Path) -> list[Session]:
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each line, with its number."""
     try:
+        with path.open("rb") as start:
+            if start.read(len(PARQUET)) == PARQUET:
+                raise DataError(
+                    f"{path} is Parquet, which needs no preparing: a task reads its columns by "
+                    "lanewise.data.ParquetDataset, as docs/coming_from/transformers4rec.md shows."
+                )
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             for fields in reader:

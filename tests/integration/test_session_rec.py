@@ -103,6 +103,7 @@ def test_the_areas_and_users_of_msweb_are_read(tmp_path, example):
         ("session,time,item\na,1,x,y\n", r"log:2 has 4 fields, and the first line 3"),
         ("session,time,item\na,1,x\nb,2,y\n", r"No session of train has two items"),
         ("session,time,item\na,1,x\na,2,y\n", r"No session of held_out has two items"),
+        (b"PAR1\x15\x04", r"log is Parquet, which needs no preparing: .*ParquetDataset"),
         (b"session,time,item\na,1,\xff\n", r"log cannot be read as comma-separated text"),
     ],
 )
