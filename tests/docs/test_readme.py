@@ -1,4 +1,4 @@
-"""The links of the README lead somewhere; test_commands.py runs its example."""
+"""The README is short and its links lead somewhere; test_commands.py runs its example."""
 
 import re
 from pathlib import Path
@@ -16,3 +16,7 @@ def test_links_lead_to_files_and_headings():
         headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), flags=re.MULTILINE) if heading else []
         names = [re.sub(r"[^a-z0-9 -]", "", one.lower()).replace(" ", "-") for one in headings]
         assert not heading or heading in names, target
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= 120
