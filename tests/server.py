@@ -8,24 +8,37 @@ from pathlib import Path
 
 from lanewise.launch import fork_client, fork_server
 
-_MODULES = (
-    "pytest",
-    "lanewise.testing",
-    "lanewise.cli.train",
-    "lanewise.config.classes",
-    "lanewise.runs.loggers",
+OF_RUNS = (
+    "lanewise.cli.main",
+    "lanewise.commands.jobs.train",
     "lanewise.commands.verify.verify",
-    "tensorboard.compat.proto.event_pb2",
+    "lanewise.config.classes",
+    "lanewise.data.audit",
+    "lanewise.processes.device.allocator",
+    "lanewise.processes.watch.watch",
+    "lanewise.runs.loggers",
+    "rich._emoji_codes",
     "tests.light",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.gpt2.modeling_gpt2",
+    "tests.parsers",
     "attrs",  # which jsonargparse imports when it reads the first class
     "docstring_parser",
     "jsonargparse",
+    "torch.profiler._cupti_monitor",
+)
+"""What no run needs to import any more; what is not installed is left out."""
+_MODULES = (
+    "tests.other_servers",  # the first, so that they import at the same time
+    *OF_RUNS,
+    "pytest",
+    "lanewise.testing",
+    "lanewise.cli.train",
+    "tensorboard.compat.proto.event_pb2",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.gpt2.modeling_gpt2",
     "pandas",  # which pyarrow imports when it makes the first table
     "pyarrow.parquet",
 )
-"""What none of the forks needs to import any more; what is not installed is left out."""
+"""What none of the forks needs to import any more."""
 
 
 def start() -> None:

@@ -6,7 +6,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SKIP = re.compile(r'importorskip\("(\w+)')
+SKIP = re.compile(r'(?:importorskip|skipif\(find_spec)\("(\w+)')
 
 
 def plain(name):

@@ -1,87 +1,32 @@
 """A GPT-2 and a BERT of Hugging Face, as the documentation's tasks of 15 lines."""
 
-import importlib
-import sys
-from pathlib import Path
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from lanewise import Loss
 from lanewise.engine.engine import build_engine
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, gradients, train
 from tests.slow import slow
 
-pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "coming_from" / "code"))
-tasks = importlib.import_module("hugging_face_tasks")
-
-PADDING = {"input_ids": tasks.PADDING, "attention_mask": 0, "labels": -100}
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="not installed: transformers")
+TASKS = "tests.distributed.hugging_face"
+"""Which the processes import that train."""
 
 
-@pytest.mark.parametrize("task", [tasks.GPT2, *slow(tasks.Bert)])
+@pytest.mark.parametrize("task", ["GPT2", *slow("Bert")])
 def test_one_to_three_processes_give_the_same_bytes(task):
     # 45 sentences in steps of 16: the third of an epoch has 13 of them, on 7 of the 8 lanes.
-    config = configure(task, steps=4)
+    config = configure(f"{TASKS}.{task}", steps=4)
     alone = run_distributed(train, 1, config)[0]
     for world_size in (2, 3):
         for result in run_distributed(train, world_size, config):
             assert result == alone
-
-
-class Smooth:
-    """Makes a task one in float64 without dropout, which remembers what it saw; some rows have one token."""
-
-    def __init__(self) -> None:
-        self.batches: list[dict[str, torch.Tensor]] = []
-        self.weights: list[float] = []
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model().double()
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        return model
-
-    def train_dataset(self) -> Any:
-        return super().train_dataset()[:9] + [torch.tensor([65])] * 4
-
-    def forward(self, model: nn.Module, batch: Any) -> Any:
-        self.batches.append(batch)
-        return super().forward(model, batch)
-
-    def loss(self, outputs: Any, batch: Any) -> Any:
-        loss = super().loss(outputs, batch)
-        self.weights.append(float(loss.weight))
-        return loss
-
-
-class SmoothGPT2(Smooth, tasks.GPT2): ...
-
-
-class SmoothBert(Smooth, tasks.Bert): ...
-
-
-class BareGPT2(SmoothGPT2):
-    def loss(self, outputs, batch):
-        return outputs.loss
-
-
-class BareBert(SmoothBert):
-    def loss(self, outputs, batch):
-        return outputs.loss
-
-
-class UnshiftedGPT2(SmoothGPT2):
-    """Counts the first label of each row, which the model's shift leaves out."""
-
-    def loss(self, outputs, batch):
-        return Loss.mean(outputs.loss, weight=(batch["labels"] != -100).sum())
 
 
 def keep_float64() -> None:
@@ -106,18 +51,18 @@ def full_batch_gradient(world, config):
     next(engine.steps())
     batch = {
         name: pad_sequence([row for batch in task.batches for row in batch[name]], True, padding)
-        for name, padding in PADDING.items()
+        for name, padding in import_module(TASKS).PADDING.items()
     }
     model(**batch).loss.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}, task.weights
 
 
-def one_step(task: type, micro_batch_size: int) -> Any:
+def one_step(task: str, micro_batch_size: int) -> Any:
     options = {"num_lanes": 12 // micro_batch_size, "micro_batch_size": micro_batch_size, "steps": 1}
-    return configure(task, optimizer="torch.optim.SGD", **options)
+    return configure(f"{TASKS}.{task}", optimizer="torch.optim.SGD", **options)
 
 
-@pytest.mark.parametrize("task", [*slow(SmoothGPT2), SmoothBert])
+@pytest.mark.parametrize("task", [*slow("SmoothGPT2"), "SmoothBert"])
 def test_a_step_has_the_gradient_of_one_big_batch(task):
     """Also where some micro-batches have no target: there the model's loss is NaN."""
     config = one_step(task, micro_batch_size=1)
@@ -132,7 +77,8 @@ def test_a_step_has_the_gradient_of_one_big_batch(task):
 
 
 @pytest.mark.parametrize(
-    ("task", "mistake"), [(SmoothGPT2, BareGPT2), (SmoothGPT2, UnshiftedGPT2), (SmoothBert, BareBert)]
+    ("task", "mistake"),
+    [("SmoothGPT2", "BareGPT2"), ("SmoothGPT2", "UnshiftedGPT2"), ("SmoothBert", "BareBert")],
 )
 def test_the_bare_loss_or_another_weight_gives_another_gradient(task, mistake):
     expected, weights = run_distributed(full_batch_gradient, 1, one_step(task, micro_batch_size=4))[0]

@@ -1,6 +1,7 @@
 """Streams of Hugging Face and mixtures train the same model on any number of processes, and in parts."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from pyarrow import parquet
 from lanewise.config import RunConfig
 from tests.distributed.stream_parts import train_whole_and_in_parts, two_epochs
 
-pytest.importorskip("datasets")
+pytestmark = pytest.mark.skipif(find_spec("datasets") is None, reason="not installed: datasets")
 
 KINDS = {
     "json": 2 * 33,

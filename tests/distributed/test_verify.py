@@ -1,6 +1,5 @@
 """Planted mistakes are caught and named by processes that are started; correct twins pass."""
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -241,8 +240,7 @@ def test_models_that_nobody_here_wrote_verify(task):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GPT2", "Bert"])
 def test_models_of_hugging_face_verify(name):
-    tasks = importlib.import_module("tests.distributed.test_hugging_face").tasks
-    report = verify(configure(getattr(tasks, name), num_lanes=4))
+    report = verify(configure(f"tests.distributed.hugging_face.{name}", num_lanes=4))
     assert (report.is_verified, list(report.findings)) == (True, [])
 
 
