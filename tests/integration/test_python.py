@@ -316,13 +316,37 @@ def test_a_notebook_leaves_what_the_command_line_leaves_and_shows_one_bar(tmp_pa
     assert len(bars) == 1, stderr  # one line, drawn over and over
 
 
+SLOW = """
+import time
+import lanewise
+from torch import nn, ones
+
+class Slow(lanewise.Task):
+    def build_model(self):
+        return nn.Linear(1, 1)
+
+    def train_dataset(self):
+        return ones(16, 1)
+
+    def forward(self, model, batch):
+        time.sleep(0.5)
+        return model(batch)
+
+    def loss(self, outputs, batch):
+        return outputs.sum()
+"""
+"""Without a metric: torchmetrics takes four seconds in the kernel and in each worker."""
+
+
 @quiet_kernel
-def test_interrupting_a_cell_leaves_no_process(tmp_path, notebook):
-    notebook.begin(f"main({str(tmp_path / 'run')!r}, 2, 0.5)")
-    wait_for((tmp_path / "run" / "metrics.jsonl").exists)
-    assert len(pids(Notebook.MARKER)) >= 3  # the kernel and two workers
-    assert notebook.interrupt() == "KeyboardInterrupt"
-    assert len(pids(Notebook.MARKER)) == 2  # the kernel, and what it forks workers from
+def test_interrupting_a_cell_leaves_no_process(tmp_path):
+    sections = options(tmp_path, distributed={"devices": 2, "equality": "exact"})
+    with Notebook(SLOW) as notebook:
+        notebook.begin(f"lanewise.train(Slow(), **{sections!r})")
+        wait_for((tmp_path / "run" / "metrics.jsonl").exists)
+        assert len(pids(Notebook.MARKER)) >= 3  # the kernel and two workers
+        assert notebook.interrupt() == "KeyboardInterrupt"
+        assert len(pids(Notebook.MARKER)) == 2  # the kernel, and what it forks workers from
 
 
 def pids(marker: str) -> list[int]:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.command import Warm, lanewise, run, train, wait_for, write_config
-from tests.slow import slow
 
 CHROMIUM = shutil.which("chromium")
 MEASURED = """
@@ -111,6 +110,7 @@ def test_a_run_that_went_on_on_another_number_shows_its_starts(browser, runs):
     assert said[-1].startswith("finished after step ") or said[-1].startswith("checkpoint after step ")
 
 
+@pytest.mark.slow
 @WITH_BROWSER
 def test_runs_beside_each_other_can_be_hidden_by_keyboard(browser, runs):
     expect = pytest.importorskip("playwright.sync_api").expect  # which waits for the page to follow
@@ -138,9 +138,10 @@ def test_runs_beside_each_other_can_be_hidden_by_keyboard(browser, runs):
     assert page.failed == []
 
 
+@pytest.mark.slow
 @WITH_BROWSER
 @pytest.mark.parametrize(
-    ("scheme", "width"), [("light", 1280), *slow(("dark", 1280), ("light", 390), ("dark", 390))]
+    ("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
 )
 def test_nobody_is_kept_out(browser, runs, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="not installed: axe")

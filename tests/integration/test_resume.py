@@ -58,10 +58,8 @@ def test_a_run_in_parts_on_1_2_3_and_1_devices_ends_like_one_that_was_never_stop
     check_lineage(folder, 12)
 
 
-@pytest.mark.parametrize(
-    ("seed", "every_steps"),
-    [(1, 1), pytest.param(2, 3, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "every_steps"), [(1, 1), (2, 3), (3, 1)])
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(
     tmp_path, whole, seed, every_steps
 ):
