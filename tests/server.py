@@ -32,10 +32,13 @@ _MODULES = (
     "pytest",
     "lanewise.testing",
     "lanewise.cli.train",
+    "lanewise.data.parquet",
+    "lanewise.engine.own_loop.join",
     "tensorboard.compat.proto.event_pb2",
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "pandas",  # which pyarrow imports when it makes the first table
+    "pyarrow.pandas_compat",
     "pyarrow.parquet",
 )
 """What none of the forks needs to import any more."""

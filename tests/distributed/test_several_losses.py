@@ -135,7 +135,6 @@ LAYOUTS = (("ddp", 4), ("data_parallel", 2), ("ddp", 2), ("balanced_data_paralle
     ("task", "precision", "layouts"),
     [
         (TwoLosses, "fp16", LAYOUTS[:2]),
-        (Unknown, "float32", LAYOUTS[4:]),
         *slow(*product((TwoLosses, Unknown), ("float32", "fp16"), (LAYOUTS,))),
     ],
 )

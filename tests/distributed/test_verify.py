@@ -343,6 +343,7 @@ def test_an_optimizer_with_a_closure_is_verified_by_the_gradients_that_it_gets()
     assert report.layouts[0].trace.steps[0].gradients
 
 
+@pytest.mark.slow
 def test_an_optimizer_with_a_gradient_and_a_closure_is_verified():
     """Its closure is called with other weights than those of the step, which nothing outside has changed."""
     section = OptimizerConfig(

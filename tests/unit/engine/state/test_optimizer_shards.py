@@ -108,9 +108,11 @@ def test_sharding_changes_no_byte_of_what_else_an_update_has(equality, tmp_path)
     assert trained(shards, 2, tmp_path / "shards") == trained(whole, 2, tmp_path / "whole")
 
 
-def test_a_run_goes_on_with_and_without_shards_on_other_numbers_of_processes(tmp_path):
+@pytest.mark.parametrize(
+    "layouts", [[(True, 2), (False, 1)], *slow([(True, 2), (False, 1), (True, 3), (False, 2)])]
+)
+def test_a_run_goes_on_with_and_without_shards_on_other_numbers_of_processes(tmp_path, layouts):
     whole = trained(with_everything(sharded=False), 1, tmp_path / "whole")
-    layouts = [(True, 2), (False, 1), (True, 3), (False, 2)]
     for number, (sharded, world_size) in enumerate(layouts):
         folder, (was_sharded, old_size) = tmp_path / f"{number}", layouts[number - 1]
         trained(with_everything(sharded=was_sharded), old_size, folder, range(SAVED))
