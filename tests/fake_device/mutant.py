@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from lanewise import Task
+from tests.fake_device.tasks import Words
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -16,6 +19,7 @@ class Mutant:
     module: str
     changes: Mapping[str, str]
     """Text of the module, each found once in it, and what takes its place."""
+    task: type[Task] = Words
     layout: str = "single"
     """Where it shows."""
     found_in: str = "last"

@@ -101,6 +101,7 @@ struct Queue {
   int device;
   int64_t id;  // 0 is the default stream
   std::deque<Task> tasks;
+  std::vector<struct Block*> freed;  // what the next tensor on this stream may get
 
   bool can_run() const {
     return !tasks.empty() && (!tasks.front().needed || tasks.front().needed->is_reached);
@@ -113,7 +114,6 @@ inline double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-struct Block;
 void sweep();  // gives back memory that waited for a mark
 
 class Scheduler {
@@ -124,7 +124,7 @@ class Scheduler {
   Queue& queue(int device, int64_t id) {
     auto& found = queues_[{device, id}];
     if (!found) {
-      found.reset(new Queue{device, id, {}});
+      found.reset(new Queue{device, id, {}, {}});
     }
     return *found;
   }
@@ -299,8 +299,10 @@ inline Queue& current_queue(int device) {
 // ------------------------------------------------------------------------------------------------ memory
 
 // A block of a device, or of the host's memory where the device can read it by itself. It belongs to the stream on
-// which it was taken. When it is given back, that stream may use it again after the work that it has so far, and
-// other streams only if they were recorded: until then they find NaN in it.
+// which it was taken. When it is given back, the next tensor that is taken on that stream may get it, after the work
+// that the stream then has, and after that of recorded streams: whoever reads it later finds NaN in it. As with CUDA,
+// a stream that was not recorded may still read it if the stream to which it belongs waits before it takes a tensor,
+// as the streams of FSDP2 do.
 struct Block {
   void* data;
   size_t size;
@@ -331,6 +333,10 @@ inline c10::CachingAllocator::Stat& allocated(int device) {
   return memory().stats[device].allocated_bytes[0];
 }
 
+inline size_t free_bytes(int device) {  // a lower limit may have been set meanwhile
+  return memory().limit[device] - std::min<size_t>(memory().limit[device], allocated(device).current);
+}
+
 inline void* take(size_t size) {
   auto& pool = memory().pool;
   auto found = pool.find(size);
@@ -359,7 +365,11 @@ inline void sweep() {
       Block* block = leaving[index].first;
       leaving[index] = std::move(leaving.back());
       leaving.pop_back();
-      give_back(block);
+      if (block->device < 0) {
+        give_back(block);
+      } else {
+        block->home->freed.push_back(block);
+      }
     } else {
       ++index;
     }
@@ -380,11 +390,6 @@ inline void release(void* context) {
   } else {
     allocated(block->device).decrease(block->size);
     memory().stats[block->device].active_bytes[0].decrease(block->size);
-    if (block->users.empty()) {
-      late.append(*block->home, [block] { give_back(block); });
-      return;
-    }
-    marks.push_back(late.record(*block->home));
     for (Queue* user : block->users) {
       marks.push_back(late.record(*user));
     }
@@ -402,15 +407,19 @@ inline c10::DataPtr allocate_on(int device, size_t num_bytes) {
   const size_t size = (num_bytes + 511) / 512 * 512;
   auto& stat = allocated(device);
   TORCH_CHECK_WITH(
-      OutOfMemoryError, stat.current + size <= memory().limit[device], "emulated out of memory. Tried to allocate ",
+      OutOfMemoryError, size <= free_bytes(device), "emulated out of memory. Tried to allocate ",
       size, " bytes. Device ", device, " has a total capacity of ", memory().limit[device], " bytes of which ",
-      memory().limit[device] - stat.current, " are free.");
+      free_bytes(device), " are free.");
   stat.increase(size);
   memory().stats[device].active_bytes[0].increase(size);
   memory().stats[device].allocation[0].increase(1);
   memory().stats[device].reserved_bytes[0].current = stat.peak;
   memory().stats[device].reserved_bytes[0].peak = stat.peak;
-  auto* block = new Block{take(size), size, device, &current_queue(device), {}, {}};
+  auto& queue = current_queue(device);
+  for (Block* freed : std::exchange(queue.freed, {})) {
+    scheduler().append(queue, [freed] { give_back(freed); });
+  }
+  auto* block = new Block{take(size), size, device, &queue, {}, {}};
   return {block->data, block, &release, c10::Device(kType, device)};
 }
 
@@ -464,7 +473,7 @@ struct DeviceAllocator final : c10::DeviceAllocator {
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     Locked locked(mutex());
-    return {memory().limit[device] - allocated(device).current, memory().limit[device]};
+    return {free_bytes(device), memory().limit[device]};
   }
 };
 
