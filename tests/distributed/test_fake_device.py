@@ -13,6 +13,7 @@ import torch
 
 from lanewise.config import DataConfig, DistributedConfig, FSDPConfig, RunConfig
 from lanewise.engine.engine import build_engine
+from lanewise.errors import TaskError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, train
@@ -20,7 +21,7 @@ from tests.distributed.test_reducers import Whole, train_part
 from tests.fake_device.build import why_not
 from tests.fake_device.device import DEVICE, ORDERS
 from tests.fake_device.run import run
-from tests.fake_device.tasks import Pictures, Twice, Words
+from tests.fake_device.tasks import Pictures, Twice, Wide, Words
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
@@ -158,6 +159,31 @@ def count_waits(world, config):
         counted.append({kind: now[kind] - before[kind] for kind in now if now[kind] > before[kind]})
         before = now
     return counted
+
+
+def train_with_memory(world, config, num_bytes):
+    """Train on a device with so much memory; return what was said where that is too little."""
+    getattr(torch, DEVICE).set_memory_limit(world.device.index, num_bytes)
+    with pytest.raises(TaskError) as caught:
+        train(world, config)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("num_weights", "said"),
+    [
+        (0.5, "out of memory for the weights. Share them out: "),
+        (1.5, "out of memory with a micro-batch of 2 samples ([2, "),
+        (2.5, "out of memory for the update by AdamW. Share out what it keeps"),
+    ],
+)
+def test_out_of_memory_is_an_error_with_remedies(num_weights, said):
+    """It was torch's own in the model, in the looks of the first step, in copies and in the optimizer."""
+    config = configure(Wide, num_lanes=1, steps=2)
+    (ended,) = run(train_with_memory, 1, config, int(num_weights * 2**19), order="last")
+    assert ended.value.startswith(said)
+    assert "distributed.reducer=fsdp" in ended.value
+    assert "The error was OutOfMemoryError: emulated out of memory. Tried to allocate" in ended.value
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

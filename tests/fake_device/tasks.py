@@ -68,6 +68,13 @@ class Words(Language):
         return Loss(total, batch.numel())
 
 
+class Wide(Words):
+    """Has far more weights than numbers in between."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(8192, 16), Layer(), nn.Linear(16, VOCABULARY))
+
+
 class TwiceModel(nn.Module):
     """Uses a weight twice, and takes its time in between on every device but the first."""
 

@@ -21,6 +21,7 @@ from lanewise.engine.samples.source import build_source
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.resume_check import identify, plain
 from lanewise.engine.state.run_state import RunState
+from lanewise.engine.step.lane_error import explain_memory
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.phases import Phases
@@ -48,7 +49,8 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     Raises:
         ConfigError: if a class in the configuration is not of the type that its section needs.
         DataError: if the dataset is empty, differs between ranks, or has samples of an eval dataset.
-        TaskError: if the model has nothing to train, or a stream is read for two datasets and cannot be.
+        TaskError: if the model has nothing to train, or no room on the device, or a stream is read for two
+            datasets and cannot be.
         WorldError: if the ranks built different models.
     """
     if world.rank == 0:
@@ -64,7 +66,11 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     # A copy, before hooks are registered on the model.
     average = None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     phases = Phases(world.device)
-    reducer = build_reducer(model, placement, world, config.distributed, on_bucket=phases.begin_sending)
+    try:
+        reducer = build_reducer(model, placement, world, config.distributed, on_bucket=phases.begin_sending)
+    except Exception as error:
+        explain_memory(error, "the weights", "Share them out: distributed.reducer=fsdp, on more devices.")
+        raise
     if average is not None:
         reducer.adopt(average.module)
     optimizer = build_optimizer(config, lanes.task, model)

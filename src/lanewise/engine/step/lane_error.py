@@ -37,6 +37,16 @@ def named_lane(batch: LaneBatch) -> Iterator[None]:
         raise
 
 
+def explain_memory(error: BaseException, what: str, remedy: str) -> None:
+    """Say what there was no memory for, and what to do, if that is what an error of torch says.
+
+    Raises:
+        TaskError: in place of the error.
+    """
+    if not isinstance(error, LanewiseError) and is_out_of_memory(error):
+        raise TaskError(f"out of memory for {what}. {remedy} The error was {_said(error)}") from error
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an error, or the cause that it explains, says that there is no memory left."""
     if isinstance(error, LanewiseError) and error.__cause__ is not None:
@@ -81,14 +91,17 @@ def _explain(error: BaseException, batch: LaneBatch) -> TaskError | None:
         return TaskError(f"{text_of(error)}. {_NO_GRADIENT}")
     if not is_out_of_memory(error):
         return None
-    said = f"{type(error).__name__}: {text_of(error)}".splitlines()[0].removesuffix(": ")
     return TaskError(
         f"out of memory with a micro-batch of {batch.num_samples} sample"
         f"{'s' * (batch.num_samples != 1)} ({_shapes_of(batch.data)}). "
         "Let a lane need less: memory.activation_checkpointing=auto, precision=bf16, or a smaller "
         "batch.micro_batch_size, which makes more lanes and so another model; or share the weights "
-        f"out: distributed.reducer=fsdp. The error was {said}"
+        f"out: distributed.reducer=fsdp. The error was {_said(error)}"
     )
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text_of(error)}".splitlines()[0].removesuffix(": ")
 
 
 def _shapes_of(data: Any) -> str:

@@ -247,7 +247,8 @@ class LaneFeed:
                 for rule in self.rules:
                     rule(turn)
                 for look in self.looks:
-                    look.begin(turn)
+                    with named_lane(batch):
+                        look.begin(turn)
                 is_first = False
             self.buffers.begin()
             for look in self.looks:
@@ -303,7 +304,8 @@ def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[La
         return moved
 
     for batch in batches:
-        data = map_leaves(move, batch.data)
+        with named_lane(batch):
+            data = map_leaves(move, batch.data)
         if copying is not None:
             torch.accelerator.current_stream(device).wait_stream(copying)
         yield replace(batch, data=data)

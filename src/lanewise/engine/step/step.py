@@ -67,11 +67,11 @@ class Pass:
                 seconds = self.phases.computed_seconds if self.is_logged(turn.step, None) else None
                 self.message.send(batch, self.vote(), self.buffers.changes, seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
+            for look in self.feed.looks:
+                look.after_backward(turn)
         except BaseException as error:
             note_lane(error, batch)
             raise
-        for look in self.feed.looks:
-            look.after_backward(turn)
 
     def finish(self, *, needs_norm: bool = True) -> Gradient:
         """Receive, divide and merge the buffers; where nothing may change, drop buffers and gradients."""

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from lanewise.engine.step.lane_error import explain_memory
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.errors import ConfigError, LanewiseError, text_of
 from lanewise.runs.checkpoint.model_file import grow_buffers
@@ -46,10 +47,17 @@ def explain(error: Exception, optimizer: Optimizer, *, has_closure: bool = False
 
     Raises:
         ConfigError: if the optimizer needs a closure, or cannot update sharded parameters.
+        TaskError: if there is no memory left for what it keeps.
     """
     if isinstance(error, LanewiseError):  # in a pass over the lanes
         return
     name, said = type(optimizer).__name__, text_of(error)
+    explain_memory(
+        error,
+        f"the update by {name}",
+        "Share out what it keeps of each parameter: distributed.shard_optimizer=true, or "
+        "distributed.reducer=fsdp; or use an optimizer that keeps less.",
+    )
     if not has_closure and re.search("closure", said, re.IGNORECASE):
         raise ConfigError(
             f"optimizer.class_path: {name} needs a closure: {said}. Set optimizer.closure=true."
