@@ -4,8 +4,9 @@ import hashlib
 import io
 import os
 import re
+import tarfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,8 @@ from lanewise.errors import DataError
 _VERSION_KEYS = ("ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
 """The names under which file systems of fsspec tell which version of a file they have."""
 _ARCHIVE = re.compile(r"\.(zip|tar|tar\.(gz|bz2|xz|zst|lz4|lzma)|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
+_MEMBER = re.compile(r"tar://(.+?)::(.+\.tar)", re.IGNORECASE | re.DOTALL)
+"""A URL of a file in an archive that is not compressed, and so is a range of bytes of the archive."""
 MAX_OPEN = 128
 """Most machines allow a process 1,024 open files; on some networks it takes milliseconds to open one."""
 
@@ -31,11 +34,15 @@ class ByteFile(NamedTuple):
     """A file as it was found. It must not change while it is in use."""
 
     path: str
-    """An absolute path, or a URL."""
+    """An absolute path, or a URL; `tar://MEMBER::PATH` for a member of a tar archive."""
     size: int
     """The number of its bytes, as it is stored."""
     stamp: int
     """Differs between versions of the file: nanoseconds of its last change, or a hash of what a URL tells."""
+    archive: "ByteFile | None" = None
+    """The tar archive of which the file is a member."""
+    begin: int = 0
+    """The byte of the archive at which the file begins."""
 
     @classmethod
     def find(cls, path: str) -> "ByteFile":
@@ -44,9 +51,8 @@ class ByteFile(NamedTuple):
         Raises:
             DataError: if it does not exist, is empty, or is compressed in a way that cannot be read here.
         """
-        if not is_remote(path):
-            path = str(Path(path).absolute())  # also after another working directory is set
-        file = cls(path, *_look_at(path))
+        member = _MEMBER.fullmatch(path)
+        file = cls._member(*member.groups()) if member else cls.stored(path)
         if not file.size:
             raise DataError(f"{path} is empty (0 bytes). Leave it out, or write it again.")
         if path.endswith(".zst") and not file.compression:
@@ -55,10 +61,30 @@ class ByteFile(NamedTuple):
             raise DataError(f"{path} is an archive, which may hold several files. Unpack it.")
         return file
 
+    @classmethod
+    def stored(cls, path: str) -> "ByteFile":
+        """Look at a file, whatever it is.
+
+        Raises:
+            DataError: if it does not exist.
+        """
+        if not is_remote(path):
+            path = str(Path(path).absolute())  # also after another working directory is set
+        return cls(path, *_look_at(path))
+
+    @classmethod
+    def _member(cls, name: str, path: str) -> "ByteFile":
+        archive = cls.stored(path)
+        found = tar_members(archive).get(name.removeprefix("./"))
+        if found is None:
+            raise DataError(f"{archive.path} has no file {name}.")
+        begin, end = found
+        return cls(f"tar://{name}::{archive.path}", end - begin, archive.stamp, archive, begin)
+
     @property
     def is_remote(self) -> bool:
-        """Whether its path is an fsspec URL."""
-        return is_remote(self.path)
+        """Whether it is read through fsspec."""
+        return is_remote((self.archive or self).path)
 
     @property
     def compression(self) -> str | None:
@@ -84,10 +110,11 @@ class ByteFile(NamedTuple):
             DataError: if the file cannot be opened, or has changed.
         """
         self.check()
+        stored = self.archive or self
         with _reading(self.path):
             if not self.is_remote:
-                return ByteStream(self, Path(self.path).open("rb", buffering=0), count)
-            files, name = file_system(self.path)
+                return ByteStream(self, Path(stored.path).open("rb", buffering=0), count)
+            files, name = file_system(stored.path)
             opened = files.open(name, "rb", cache_type="none")  # its reader has a buffer
             return ByteStream(self, opened, count)
 
@@ -100,6 +127,9 @@ class ByteFile(NamedTuple):
         Raises:
             DataError: if it has changed.
         """
+        if self.archive is not None:
+            self.archive.check(descriptor)
+            return
         size, stamp = _look_at(self.path, descriptor)
         if (size, stamp) != (self.size, self.stamp):
             raise DataError(
@@ -123,6 +153,7 @@ class ByteStream(io.RawIOBase):
         self._file = file
         self._opened = opened
         self._count = count
+        self.seek(0)
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer with the next bytes, and return how many there were.
@@ -131,13 +162,17 @@ class ByteStream(io.RawIOBase):
             DataError: if they cannot be read, which is different from bytes that cannot be decoded.
         """
         with _reading(self._file.path):
-            num_bytes = self._opened.readinto(buffer)
+            left = max(0, self._file.size - self.tell())
+            num_bytes = self._opened.readinto(memoryview(buffer)[:left])
         self._count(num_bytes)
         return num_bytes
 
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
         """Move to a position, and return it."""
-        return self._opened.seek(position, whence)
+        begin = self._file.begin
+        if whence == os.SEEK_END:
+            return self._opened.seek(begin + self._file.size + position) - begin
+        return self._opened.seek(position + (begin if whence == os.SEEK_SET else 0), whence) - begin
 
     def readable(self) -> bool:
         """Tell that the file can be read."""
@@ -164,7 +199,7 @@ class LocalBytes:
     def __init__(self, file: ByteFile) -> None:
         self._file = file
         with _reading(file.path):
-            self.descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            self.descriptor = os.open((file.archive or file).path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.descriptor)
         self.check()
 
@@ -183,8 +218,9 @@ class LocalBytes:
             DataError: if the file cannot be read, or has changed.
         """
         self.check()
+        base = self._file.begin
         with _reading(self._file.path):
-            return [self._read(begin, end) for begin, end in ranges]
+            return [self._read(base + begin, base + end) for begin, end in ranges]
 
     def _read(self, begin: int, end: int) -> bytes:
         data = os.pread(self.descriptor, end - begin, begin)
@@ -203,10 +239,12 @@ class RemoteBytes:
 
     def __init__(self, file: ByteFile) -> None:
         file.check()
+        stored = (file.archive or file).path
         self._path = file.path
-        self._file_system, self._name = file_system(file.path)
+        self._begin = file.begin
+        self._file_system, self._name = file_system(stored)
         # All files of an archive are read through one handle, and so through one position in it.
-        self._turn: AbstractContextManager[Any] = Lock() if "::" in file.path else nullcontext()
+        self._turn: AbstractContextManager[Any] = Lock() if "::" in stored else nullcontext()
 
     def read(self, ranges: Sequence[Range]) -> list[bytes]:
         """Return the bytes of each range, whole.
@@ -214,7 +252,8 @@ class RemoteBytes:
         Raises:
             DataError: if the file cannot be read, or has become shorter.
         """
-        begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
+        base = self._begin
+        begins, ends = [base + begin for begin, _ in ranges], [base + end for _, end in ranges]
         with _reading(self._path), self._turn:
             parts: list[bytes] = self._file_system.cat_ranges(
                 [self._name] * len(ranges), begins, ends, on_error="raise"
@@ -243,6 +282,25 @@ def open_bytes(file: ByteFile) -> OpenBytes:
 @lru_cache(maxsize=MAX_OPEN)
 def _open_bytes(file: ByteFile, process: int) -> OpenBytes:  # noqa: ARG001 - of the cache's key
     return file.open()
+
+
+@lru_cache(maxsize=MAX_OPEN)
+def tar_members(archive: ByteFile) -> Mapping[str, Range]:
+    """Return where each file in a tar archive is, by its name; of several of a name the last one counts.
+
+    Raises:
+        DataError: if the archive cannot be read, is compressed, or holds a file with holes.
+    """
+    members: dict[str, Range] = {}
+    stored = io.BufferedReader(archive.stream(lambda _: None))
+    with _reading(archive.path), tarfile.open(fileobj=stored, mode="r:") as opened:
+        for member in opened:
+            if member.issparse():
+                raise DataError(f"{archive.path} has {member.name} without its zeros. Write it without -S.")
+            if member.isfile():
+                name = member.name.removeprefix("./")
+                members[name] = member.offset_data, member.offset_data + member.size
+    return members
 
 
 def unreadable(path: str, error: Exception) -> DataError:

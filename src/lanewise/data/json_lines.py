@@ -26,7 +26,9 @@ class JsonLinesDataset(RecordFiles):
     blocks. Empty lines do not count.
 
     Args:
-        paths: a path, a pattern such as `data/*.jsonl`, a URL of fsspec, or several of them.
+        paths: a path, a pattern such as `data/*.jsonl`, a URL of fsspec, or several of them. An archive
+            stands for its files that end in .jsonl, .ndjson or .json, sorted by name, without hidden ones: a
+            .tar is read as it is, a .zip or a compressed tar is unpacked once into `cache_dir`.
         on_error: whether a line that is not JSON or is nested more than 200 deep, or a file that cannot be
             decompressed, is an error (`raise`) or is left out (`skip`).
         cache_dir: the folder in which to keep where lines begin; None stands for `$XDG_CACHE_HOME/lanewise`,
@@ -37,6 +39,8 @@ class JsonLinesDataset(RecordFiles):
     Raises:
         DataError: if there is no file, or one is empty or cannot be read.
     """
+
+    _endings = (".jsonl", ".ndjson", ".json")
 
     def _decode(self, record: bytes) -> Any:
         may_be_deep = len(record) > _MAX_DEPTH and record.count(b"[") + record.count(b"{") > _MAX_DEPTH

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from lanewise.data.archive import list_contents
 from lanewise.data.block_reader import BlockReader
 from lanewise.data.digest import digest
 from lanewise.data.file_dataset import FileDataset, OnError, check_arguments
 from lanewise.data.row_groups import ROWS_PER_CHUNK, Chunk, DamagedRowsError, RowGroups
 from lanewise.data.rows import Rows
-from lanewise.data.source_file import Paths, list_files
+from lanewise.data.source_file import Paths
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +37,9 @@ class ParquetDataset(FileDataset):
 
     Args:
         paths: a path, a glob, or several; each local or an fsspec URL such as `s3://bucket/*.parquet`. The
-            files of a glob are sorted by name; several paths stay in the order in which they are given.
+            files of a glob are sorted by name; several paths stay in the order in which they are given. An
+            archive stands for its files that end in .parquet, sorted by name and without hidden ones: a .tar
+            is read as it is, a .zip or a compressed tar is unpacked once into `~/.cache/lanewise`.
         columns: the columns to read; all of the first file by default.
         memory_mib: how much memory decoded rows that were not asked for yet may take, in MiB, without the
             pages that are being decoded.
@@ -60,7 +63,7 @@ class ParquetDataset(FileDataset):
     ) -> None:
         check_arguments(on_error, memory_mib)
         self._on_error = on_error
-        self._paths = list_files(paths)
+        self._paths = list_contents(paths, (".parquet",))
         self._row_groups = RowGroups(self._paths, columns, self._count)
         self._starts = np.cumsum([0, *self.block_sizes()])
         """The first row of each row group, and the end."""

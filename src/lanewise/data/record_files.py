@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 import sys
 from abc import abstractmethod
 from bisect import bisect_left
@@ -13,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from lanewise.data.archive import list_contents
 from lanewise.data.block_reader import BlockReader
 from lanewise.data.byte_file import ByteFile, Range, open_bytes
+from lanewise.data.cache_folder import CacheDir
 from lanewise.data.file_content import DamagedContentError, FileContent
 from lanewise.data.file_dataset import FileDataset, OnError, check_arguments
 from lanewise.data.record_index import RecordIndex, index_files
 from lanewise.data.record_scan import ENTRY, Offsets
-from lanewise.data.source_file import Paths, list_files
+from lanewise.data.source_file import Paths
 from lanewise.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -39,10 +40,11 @@ class RecordFiles(FileDataset):
     """A dataset of the records of files, in the order of the files. It holds only where the records begin.
 
     Args:
-        paths: a path, a pattern such as `data/*.jsonl`, a URL of fsspec, or several of them.
+        paths: a path, a pattern such as `data/*.jsonl`, a URL of fsspec, or several of them; of archives, the
+            files in them are meant.
         on_error: whether a record that cannot be decoded, or a file that cannot be decompressed, is an error
             (`raise`) or is left out (`skip`).
-        cache_dir: the folder in which to keep where records begin; None stands for
+        cache_dir: the folder in which to keep where records begin and what was in archives; None stands for
             `$XDG_CACHE_HOME/lanewise`, or `~/.cache/lanewise`.
         memory_mib: how much memory decompressed records that were not asked for yet may take, in MiB, in each
             process that reads.
@@ -53,13 +55,15 @@ class RecordFiles(FileDataset):
 
     _separator: bytes | None = b"\n"
     """What stands between two records; with None each file is one record."""
+    _endings: tuple[str, ...] = (".txt",)
+    """Those of the files that count in an archive."""
 
     def __init__(
         self,
         paths: Paths,
         *,
         on_error: OnError = "raise",
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: CacheDir = None,
         memory_mib: float = 256,
     ) -> None:
         check_arguments(on_error, memory_mib)
@@ -67,7 +71,7 @@ class RecordFiles(FileDataset):
             raise DataError("The separator is empty. Give at least one character, or None for whole files.")
         self._on_error = on_error
         with ThreadPoolExecutor(16) as pool:  # a network's file system takes its time for each
-            files = list(pool.map(ByteFile.find, list_files(paths)))
+            files = list(pool.map(ByteFile.find, list_contents(paths, self._endings, cache_dir)))
         if self._separator is None:
             self._indexes = [_index_of_one(file) for file in files]
         else:

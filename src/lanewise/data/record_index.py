@@ -1,15 +1,13 @@
 """Where the records of text files begin, and their checksums: found once, and kept in a folder."""
 
-import fcntl
 import hashlib
 import io
 import logging
 import os
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -18,11 +16,12 @@ from zlib import crc32
 import numpy as np
 
 from lanewise.data.byte_file import ByteFile
+from lanewise.data.cache_folder import CacheDir, alone, cache_folder
 from lanewise.data.file_content import DamagedContentError
 from lanewise.data.file_dataset import OnError
 from lanewise.data.record_scan import ENTRY, Entries, Offsets, scan_file
 from lanewise.errors import DataError, StorageError
-from lanewise.runs.file import open_log, open_regular, replacing
+from lanewise.runs.file import open_regular, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ class RecordIndex:
 def index_files(
     files: Sequence[ByteFile],
     separator: bytes,
-    cache_dir: str | os.PathLike[str] | None,
+    cache_dir: CacheDir,
     on_error: OnError = "raise",
 ) -> list[RecordIndex]:
     """Return the index of each file, from the cache folder if it is there.
@@ -136,8 +135,8 @@ def index_files(
     Args:
         files: compressed or not.
         separator: what stands between records, at least one byte.
-        cache_dir: the folder in which to keep indexes; None stands for `$XDG_CACHE_HOME/lanewise`, or
-            `~/.cache/lanewise`. If it cannot be written, indexes stay in memory, and a log line says so.
+        cache_dir: the folder in which to keep indexes. If it cannot be written, indexes stay in memory, and a
+            log line says so.
         on_error: whether a file that cannot be decompressed to its end is an error, or has no records.
 
     Raises:
@@ -163,18 +162,15 @@ def index_files(
     return indexes
 
 
-def _index_file(
-    file: ByteFile, separator: bytes, cache_dir: str | os.PathLike[str] | None, on_error: OnError
-) -> RecordIndex:
+def _index_file(file: ByteFile, separator: bytes, cache_dir: CacheDir, on_error: OnError) -> RecordIndex:
     try:
-        folder = Path(cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lanewise"))
-        folder = folder.expanduser().absolute()
+        folder = cache_folder(cache_dir)
         key = os.fsencode(file.path) + b"\0" + separator
         path = folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.records"
         if (index := _load(path, file, on_error)) is not None:
             return index
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(path.with_suffix(".lock"), file):
+        with alone(path.with_suffix(".lock"), f"find the records of {file.path}"):
             if (index := _load(path, file, on_error)) is not None:
                 return index
             with replacing(path) as new, new.open("xb") as out:
@@ -191,22 +187,6 @@ def _index_file(
         index = _read(in_memory, file, None)
         assert index is not None, "it was written now"
         return replace(index, is_new=True, unkept=error)
-
-
-@contextmanager
-def _alone(lock: Path, file: ByteFile) -> Iterator[None]:
-    """Wait until no other process of this machine builds the index."""
-    with open_log(lock) as locked:
-        try:
-            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("waiting for another process to find the records of %s", file.path)
-            fcntl.flock(locked, fcntl.LOCK_EX)
-        except OSError as error:  # of a network's file system: each process builds the index then
-            logger.debug("%s cannot be locked: %s", lock, error)
-        yield
-        # A process that waits has the file open; a later one makes a new one, and finds the index.
-        lock.unlink(missing_ok=True)
 
 
 def _write(out: IO[bytes], file: ByteFile, separator: bytes, on_error: OnError) -> None:

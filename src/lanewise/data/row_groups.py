@@ -72,7 +72,7 @@ class RowGroups:
     3,000 row groups of 10 columns take 25 MB and 0.1 s.
 
     Args:
-        paths: the files, as `list_files` returns them.
+        paths: the files, as `list_contents` returns them.
         columns: the columns to read, in this order; None for all, in the order of the first file.
         count: is called with the number of bytes of each read of a row group.
 

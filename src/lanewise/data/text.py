@@ -1,8 +1,8 @@
 """Lines and documents of text as samples."""
 
-import os
 from typing import Any, final
 
+from lanewise.data.cache_folder import CacheDir
 from lanewise.data.file_dataset import OnError
 from lanewise.data.record_files import RecordFiles
 from lanewise.data.source_file import Paths
@@ -18,7 +18,9 @@ class TextDataset(RecordFiles):
     blocks. Empty texts do not count. A byte order mark at the beginning of a file is not part of its text.
 
     Args:
-        paths: a path, a pattern such as `data/*.txt`, a URL of fsspec, or several of them.
+        paths: a path, a pattern such as `data/*.txt`, a URL of fsspec, or several of them. An archive stands
+            for its files that end in .txt, sorted by name and without hidden ones: a .tar is
+            read as it is, a .zip or a compressed tar is unpacked once into `cache_dir`.
         separator: stands between two texts, and is not part of them. `"\n"` gives lines (without a carriage
             return at their end), `"\n\n"` or `"<|endoftext|>"` documents; None makes each file one document.
         cache_dir: the folder in which to keep where texts begin; None stands for `$XDG_CACHE_HOME/lanewise`,
@@ -37,7 +39,7 @@ class TextDataset(RecordFiles):
         paths: Paths,
         *,
         separator: str | None = "\n",
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: CacheDir = None,
         on_error: OnError = "raise",
         memory_mib: float = 256,
     ) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lanewise.data.byte_file import MAX_OPEN, ByteFile, LocalBytes, unreadable
 from lanewise.data.file_dataset import FileDataset
-from lanewise.data.source_file import Paths, list_files
+from lanewise.data.source_file import Paths, is_remote, list_files
 from lanewise.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class _TokenFile(NamedTuple):
     @classmethod
     def find(cls, path: str, dtype: str) -> "_TokenFile":
         file = ByteFile.find(path)
-        if file.is_remote or file.compression:
+        if is_remote(file.path) or file.compression:
             raise DataError(f"{path} cannot be mapped into memory. Copy it to a disk, not compressed.")
         path = file.path
         if path.endswith(".npy"):

@@ -232,6 +232,8 @@ def test_a_stream_that_cannot_be_read_on_is_an_error_of_the_file(written):
         raise OSError(5, "Input/output error")
 
     with written("a", b"1").stream(len) as stream:
-        stream._opened = SimpleNamespace(readinto=broken, close=stream._opened.close)
+        stream._opened = SimpleNamespace(
+            readinto=broken, seek=stream._opened.seek, close=stream._opened.close
+        )
         with pytest.raises(DataError, match="a cannot be read: Input/output error"):
             stream.read(1)

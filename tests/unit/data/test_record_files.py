@@ -328,7 +328,7 @@ def test_a_file_that_cannot_be_read_is_no_damaged_one(tmp_path, monkeypatch):
 
     def broken(self, file, opened, count):
         opened.close()
-        init(self, file, SimpleNamespace(readinto=refuse, close=lambda: None), count)
+        init(self, file, SimpleNamespace(readinto=refuse, seek=lambda *_: 0, close=lambda: None), count)
 
     monkeypatch.setattr(ByteStream, "__init__", broken)
     with pytest.raises(DataError, match="cannot be read: Input/output error"):
