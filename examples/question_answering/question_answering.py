@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from articles import make_articles
 from features import Features
 from model import NEVER, Pretrained, Reader, ReaderConfig
 from prepare import prepare, split
-from squad import SquadScores, list_questions, read_articles
+from squad import OnError, SquadScores, count_questions, list_questions, read_articles
 from tokenizer import count_vocabulary, load_tokenizer
 from torch import nn
 from torch.nn import functional as F
@@ -21,6 +22,8 @@ from windows import Window, WindowConfig, WindowDataset, Windows, collate_window
 
 from lanewise import Loss, Task
 from lanewise.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 GENERATED = Path(__file__).with_name("data")
 
@@ -36,6 +39,8 @@ class QuestionAnswering(Task):
         reader: size of the small reader.
         windows: size of the windows.
         no_answer: whether a passage may lack the answer, as in version 2 of SQuAD.
+        on_error: whether a wrong question to train on, without an answer or with one that is not where it
+            should be, is an error (`raise`) or is left out (`skip`). One to evaluate on is an error.
         threshold: least score of an answer in version 2; a lower one counts as no answer.
     """
 
@@ -47,6 +52,7 @@ class QuestionAnswering(Task):
         reader: ReaderConfig | None = None,
         windows: WindowConfig | None = None,
         no_answer: bool = False,
+        on_error: OnError = "raise",
         threshold: float = 0.0,
     ) -> None:
         self.folder = folder or generated_folder(no_answer=no_answer)
@@ -57,6 +63,7 @@ class QuestionAnswering(Task):
         self.reader = reader or ReaderConfig()
         self.windows = windows or WindowConfig()
         self.no_answer = no_answer
+        self.on_error = on_error
         self.threshold = threshold
         self.asked = list_questions(read_articles(self.held_out), no_answer=no_answer)
 
@@ -66,18 +73,21 @@ class QuestionAnswering(Task):
         return Reader(self.reader, count_vocabulary(self.folder), Features.width)
 
     def train_dataset(self) -> WindowDataset:
-        return self.make_windows(self.folder / "train.json", by_length=False)
+        return self.make_windows(self.folder / "train.json", by_length=False, on_error=self.on_error)
 
     def eval_datasets(self) -> dict[str, Dataset[Window]]:
         return {"held_out": self.make_windows(self.held_out, by_length=True)}
 
-    def make_windows(self, path: Path, *, by_length: bool) -> WindowDataset:
+    def make_windows(self, path: Path, *, by_length: bool, on_error: OnError = "raise") -> WindowDataset:
         """Return the windows of a file's questions."""
         features = None
         if self.pretrained is None:
             features = Features(**json.loads((self.folder / "words.json").read_text(encoding="utf-8")))
         tokenizer = load_tokenizer(self.pretrained, self.folder)
-        questions = list_questions(read_articles(path), no_answer=self.no_answer)
+        articles = read_articles(path, on_error)
+        questions = list_questions(articles, no_answer=self.no_answer, on_error=on_error)
+        if num_left_out := count_questions(articles) - len(questions):
+            logger.warning("left out: %d questions of %s, whose answers are wrong", num_left_out, path)
         return WindowDataset(questions, tokenizer, features, self.windows, by_length=by_length)
 
     def sample_lengths(self, dataset: Dataset[Any]) -> Sequence[int]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torchmetrics import Metric
@@ -17,6 +17,9 @@ from lanewise.errors import DataError
 
 Article = Mapping[str, Any]
 """A title, and paragraphs of which each has a context and questions, as the files have them."""
+
+OnError = Literal["raise", "skip"]
+"""What becomes of a question without an answer, or whose answer is not where it should be."""
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -161,15 +164,15 @@ def _percent(values: Sequence[float]) -> float:
     return 100 * sum(values) / len(values)
 
 
-def read_articles(path: Path) -> list[Article]:
-    """Read a file in the SQuAD format.
+def read_articles(path: Path, on_error: OnError = "raise") -> list[Article]:
+    """Read a file in the SQuAD format, with the questions that `list_questions` may leave out.
 
     Raises:
-        DataError: if it is none.
+        DataError: if it is none; see `list_questions` too.
     """
     try:
         articles = json.loads(path.read_text(encoding="utf-8"))["data"]
-        list_questions(articles, no_answer=True)
+        list_questions(articles, no_answer=True, on_error=on_error)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}. Name a file in the SQuAD format."
@@ -182,15 +185,19 @@ def read_articles(path: Path) -> list[Article]:
     return list(articles)
 
 
-def list_questions(articles: Iterable[Article], *, no_answer: bool) -> list[Question]:
+def list_questions(
+    articles: Iterable[Article], *, no_answer: bool, on_error: OnError = "raise"
+) -> list[Question]:
     """Return the questions of articles.
 
     Args:
         articles: as a file has them.
         no_answer: whether a question may have none.
+        on_error: whether a question that has no answer and may not, or has one that is not where it should
+            be, is an error (`raise`) or is left out (`skip`).
 
     Raises:
-        DataError: if a question has no answer and may not, or an answer is not where it should be.
+        DataError: if there is such a question, and `on_error` is not `skip`.
     """
     questions = []
     for article in articles:
@@ -198,20 +205,32 @@ def list_questions(articles: Iterable[Article], *, no_answer: bool) -> list[Ques
             context = paragraph["context"]
             for asked in paragraph["qas"]:
                 answers = tuple((answer["answer_start"], answer["text"]) for answer in asked["answers"])
-                questions.append(Question(asked["id"], asked["question"], context, answers))
-                _check(questions[-1], no_answer)
+                question = Question(asked["id"], asked["question"], context, answers)
+                try:
+                    _check(question, no_answer)
+                except DataError:
+                    if on_error == "raise":
+                        raise
+                    continue
+                questions.append(question)
     return questions
+
+
+def count_questions(articles: Iterable[Article]) -> int:
+    """Return how many questions there are, with those that are left out."""
+    return sum(len(paragraph["qas"]) for article in articles for paragraph in article["paragraphs"])
 
 
 def _check(question: Question, no_answer: bool) -> None:
     if not question.answers and not no_answer:
         raise DataError(
             f"question {question.id} has no answer, as in version 2 of SQuAD. "
-            "Set task.init_args.no_answer: true, or leave such questions out."
+            "Set task.init_args.no_answer: true, or leave such questions out with on_error: skip."
         )
     for start, answer in question.answers:
         if (there := question.context[start : start + len(answer)]) != answer:
             raise DataError(
                 f"question {question.id} has the answer {answer!r} at {start}, and the passage has {there!r} "
-                "there. Count the characters of the text, not its bytes."
+                "there. Count the characters of the text, not its bytes, or leave such questions out with "
+                "on_error: skip."
             )

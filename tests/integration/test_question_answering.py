@@ -277,6 +277,29 @@ def test_a_mistake_in_the_data_is_one_clear_error(tmp_path, generated):
         qa.prepare.prepare(qa.articles.make_articles(no_answer=False), [], tmp_path / "new")
 
 
+def test_wrong_questions_are_left_out_of_training_if_so_asked(tmp_path, caplog):
+    """As `skip_invalid_examples` does in AllenNLP; what is evaluated on must be right."""
+    article = json.loads(write_articles(tmp_path / "right.json", answers=[]).read_text())["data"][0]
+    passage = article["paragraphs"][0]
+    places = {"right": [12], "none": [], "shifted": [11]}
+    passage["qas"] = [
+        {"id": name, "question": "What?", "answers": [{"text": "red", "answer_start": at} for at in starts]}
+        for name, starts in places.items()
+    ]
+    held_out = json.loads(write_articles(tmp_path / "held_out.json").read_text())["data"]
+    held_out[0]["paragraphs"][0]["qas"] = passage["qas"][:1]
+    with pytest.raises(DataError, match="leave such questions out with on_error: skip"):
+        qa.prepare.prepare([article], held_out, tmp_path / "data")
+    with pytest.raises(DataError, match="question shifted"):
+        qa.prepare.prepare([article], [article], tmp_path / "data", on_error="skip")
+    qa.prepare.prepare([article], held_out, tmp_path / "data", on_error="skip")
+    task = qa.question_answering.QuestionAnswering(tmp_path / "data", on_error="skip")
+    assert [question.id for question in task.train_dataset().questions] == ["right"]
+    assert "left out: 2 questions of" in caplog.text
+    with pytest.raises(DataError, match="question shifted"):
+        qa.question_answering.QuestionAnswering(tmp_path / "data").train_dataset()
+
+
 # ---- the metric
 
 
