@@ -3,6 +3,7 @@
 The orders are those in which the device runs what was launched on several streams, see tests/fake_device.
 """
 
+import itertools
 import os
 from dataclasses import replace
 from functools import cache
@@ -22,11 +23,11 @@ from tests.fake_device.build import why_not
 from tests.fake_device.device import DEVICE, ORDERS
 from tests.fake_device.run import run
 from tests.fake_device.tasks import Pictures, Twice, Wide, Words
+from tests.slow import slow
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
     pytest.mark.timeout(600),  # the first test builds the device
-    pytest.mark.slow,  # the device is young: `make test-device` runs them
 ]
 
 LAYOUTS = {
@@ -72,15 +73,20 @@ def on_device(config: RunConfig, order: str = "now", function: Any = train, *arg
     return ended[0].value
 
 
+FAST = {
+    (Pictures, "single", "fp16", "last"),
+    (Language, "ddp", "bf16", "last"),
+    (Whole, "fsdp", "float32", "side_first"),
+    (Whole, "data_parallel", "float32", "last"),
+    (Language, "balanced_data_parallel", "bf16", "side_first"),
+}
+"""What `make test` runs: among it, every layout, task and precision, in two orders."""
+
+
 def product() -> list[Any]:
-    """Each task with each layout, precision and two orders, of which `make test` runs a sixth."""
-    cases = []
-    for task_index, task in enumerate((Pictures, Language, Whole)):
-        for layout_index, layout in enumerate(LAYOUTS):
-            for index, (precision, order) in enumerate((p, o) for p in PRECISIONS for o in ("now", "last")):
-                marks = () if (index + 2 * task_index + layout_index) % 6 == 0 else pytest.mark.slow
-                cases.append(pytest.param(task, layout, precision, order, marks=marks))
-    return cases
+    """Each task with each layout and precision, in two orders."""
+    cases = itertools.product((Pictures, Language, Whole), LAYOUTS, PRECISIONS, ("last", "side_first"))
+    return [pytest.param(*case, marks=() if case in FAST else pytest.mark.slow) for case in cases]
 
 
 @pytest.mark.parametrize(("task", "layout", "precision", "order"), product())
@@ -95,7 +101,8 @@ def test_every_order_leaves_the_same_bytes(layout, order):
     assert on_device(configured(Whole, layout, num_workers=2), order) == on_cpu(Whole)
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_close_is_near(layout, precision):
     state, losses = on_device(configured(Whole, layout, precision, equality="close"), "last")
@@ -104,18 +111,21 @@ def test_close_is_near(layout, precision):
     assert state
 
 
-@pytest.mark.parametrize("layout", ["single", pytest.param("ddp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["single", *slow("ddp")])
 def test_workers_that_load_change_no_byte(layout):
     assert on_device(configured(Pictures, layout, num_workers=2), "last") == on_cpu(Pictures)
 
 
-@pytest.mark.parametrize(("saved", "resumed"), [("ddp", "single"), ("fsdp", "data_parallel")])
+@pytest.mark.parametrize(
+    ("saved", "resumed"), [("ddp", "single"), *slow(("fsdp", "data_parallel"), ("single", "fsdp"))]
+)
 def test_training_goes_on_in_another_layout(tmp_path, saved, resumed):
     expected, _ = on_cpu(Whole)
     on_device(configured(Whole, saved), "last", train_part, str(tmp_path), 3)
     assert on_device(configured(Whole, resumed), "last", train_part, str(tmp_path), NUM_STEPS) == expected
 
 
+@pytest.mark.slow
 def test_training_goes_on_on_the_cpu_in_close_only(tmp_path):
     on_device(configured(Pictures, "ddp"), "last", train_part, str(tmp_path / "exact"), 3)
     on_device(configured(Pictures, "ddp", equality="close"), "last", train_part, str(tmp_path / "close"), 3)
@@ -127,7 +137,7 @@ def test_training_goes_on_on_the_cpu_in_close_only(tmp_path):
     assert ended.keys() == on_cpu(Pictures)[0].keys()
 
 
-@pytest.mark.parametrize("layout", ["data_parallel", "balanced_data_parallel"])
+@pytest.mark.parametrize("layout", ["data_parallel", *slow("balanced_data_parallel")])
 def test_a_lane_that_leaves_autocast_discards_no_cast_of_another(layout):
     assert on_device(configured(Twice, layout, "bf16")) == on_cpu(Twice, "bf16")
 
@@ -172,8 +182,10 @@ def train_with_memory(world, config, num_bytes):
 @pytest.mark.parametrize(
     ("num_weights", "said"),
     [
-        (0.5, "out of memory for the weights. Share them out: "),
-        (1.5, "out of memory with a micro-batch of 2 samples ([2, "),
+        *slow(
+            (0.5, "out of memory for the weights. Share them out: "),
+            (1.5, "out of memory with a micro-batch of 2 samples ([2, "),
+        ),
         (2.5, "out of memory for the update by AdamW. Share out what it keeps"),
     ],
 )
@@ -186,8 +198,16 @@ def test_out_of_memory_is_an_error_with_remedies(num_weights, said):
     assert "The error was OutOfMemoryError: emulated out of memory. Tried to allocate" in ended.value
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("equality", ["exact", "close"])
+STEADY = {("single", "exact"), ("ddp", "exact"), ("balanced_data_parallel", "close")}
+
+
+@pytest.mark.parametrize(
+    ("layout", "equality"),
+    [
+        pytest.param(*case, marks=() if case in STEADY else pytest.mark.slow)
+        for case in itertools.product(LAYOUTS, ("exact", "close"))
+    ],
+)
 def test_a_steady_step_does_not_wait(layout, equality):
     config = configured(Words, layout, equality=equality)
     config = replace(

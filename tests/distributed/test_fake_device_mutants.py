@@ -20,7 +20,6 @@ from tests.fake_device.run import run
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
     pytest.mark.timeout(600),  # the first test builds the device
-    pytest.mark.slow,  # the device is young: `make test-device` runs them
 ]
 
 ACCELERATOR = "lanewise.processes.device.accelerator"
@@ -157,14 +156,27 @@ def is_found(mutant: Mutant, order: str, folder: Path) -> bool:
     return any(one.value != on_cpu(mutant.task)[0] for one in ended)
 
 
-each_fault = pytest.mark.parametrize("mutant", FAULTS, ids=lambda mutant: mutant.name)
+FAST = {
+    "a value is read before its copy is there",
+    "a copied tensor is not recorded on the stream that copies",
+    "a batch is not recorded on the stream that computes",
+    "a bucket is used before its sum is there",
+}
+"""What `make test` runs: a fault for each order, and one of the exchange."""
 
 
-@each_fault
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(mutant, marks=() if mutant.name in FAST else pytest.mark.slow, id=mutant.name)
+        for mutant in FAULTS
+    ],
+)
 def test_a_fault_is_found(tmp_path, mutant):
     assert is_found(mutant, mutant.found_in, tmp_path)
 
 
+@pytest.mark.slow
 def test_code_that_is_planted_without_a_fault_is_not_found(tmp_path):
     harmless = {
         "        copied.synchronize()\n": "        copied.synchronize()\n        copied.synchronize()\n"
@@ -174,7 +186,7 @@ def test_code_that_is_planted_without_a_fault_is_not_found(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@each_fault
+@pytest.mark.parametrize("mutant", FAULTS, ids=lambda mutant: mutant.name)
 def test_in_which_orders_a_fault_is_found(tmp_path, mutant):
     found = [order for order in ORDERS if is_found(mutant, order, tmp_path / order)]
     print(f"{mutant.name} | {mutant.layout} | {', '.join(found)}")
