@@ -1,5 +1,6 @@
 """Prepares the environment before any test imports torch, as the command line does."""
 
+import gc
 import os
 import shutil
 import signal
@@ -52,7 +53,14 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         server.start()
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        gc.disable()  # what is imported stays
         import_module("tests.light")  # in each process that collects tests
+
+
+def pytest_collection_finish() -> None:
+    """Keep collections of garbage from what was imported, which each fork of this process would copy."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -398,7 +398,7 @@ def test_overrides_without_measure(yaml_file, override, mistake):
     assert mistake in found
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples, deadline=None)
 @given(seed=st.integers(0))
 def test_a_damaged_configuration_loads_or_is_refused(tmp_path_factory, seed):
     pytest.importorskip("_jsonnet")
