@@ -22,8 +22,10 @@ pin_environment(threads=1, equality="exact")
 # Warnings are errors in the processes that tests start as well; pytest's own setting ends at this process.
 os.environ["PYTHONWARNINGS"] = "error::FutureWarning,error::UserWarning"
 
-# The server imports a module of the tests.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+# The server imports a module of the tests. In a worker of xdist the path is there already: with a second one,
+# forks of the server would find its environment to be another than theirs, and start servers of their own.
+paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
 
 # A shell lets what it starts in the background ignore Ctrl-C, and the commands under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

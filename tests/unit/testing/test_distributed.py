@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lanewise.launch import fork_client
 from lanewise.processes.world.world import GroupWorld, LocalWorld, World
 from lanewise.testing.distributed import run_distributed
 from tests.listening import addresses
@@ -35,6 +36,15 @@ def test_results_come_in_rank_order():
     pids = results[0][3]
     assert [result[3] for result in results] == [pids] * 3
     assert len({*pids, os.getpid()}) == 4
+
+
+def starts_a_server_of_its_own(world: World):
+    return fork_client({})._process is not None
+
+
+def test_a_process_launches_others_from_the_server_that_it_comes_from():
+    """In a worker of xdist the environment had a path twice: each run of several processes imported torch."""
+    assert run_distributed(starts_a_server_of_its_own, 1) == [False]
 
 
 def what_i_am(world: World):
