@@ -15,6 +15,7 @@ from lanewise.config.distributed import CompressionName as CompressionName
 from lanewise.config.distributed import DistributedConfig as DistributedConfig
 from lanewise.config.distributed import Equality as Equality
 from lanewise.config.distributed import FSDPConfig as FSDPConfig
+from lanewise.config.init_from import InitFromConfig as InitFromConfig
 from lanewise.config.memory import ActivationCheckpointingConfig as ActivationCheckpointingConfig
 from lanewise.config.memory import CompileConfig as CompileConfig
 from lanewise.config.memory import MemoryConfig as MemoryConfig

@@ -10,6 +10,7 @@ from lanewise.config.check import A_PATH, Section, above, at_least, below, expan
 from lanewise.config.class_path import ClassConfig
 from lanewise.config.data import DataConfig
 from lanewise.config.distributed import DistributedConfig
+from lanewise.config.init_from import InitFromConfig
 from lanewise.config.memory import CompileConfig, MemoryConfig
 from lanewise.config.optimizer import OptimizerConfig
 from lanewise.config.scheduler import SchedulerConfig
@@ -105,6 +106,9 @@ class TrainConfig(Section):
     """Optimizer steps after which the run ends; unset: no limit."""
     seed: Annotated[int, at_least(0), below(2**63)] = 0
     """Seed of the weights, the sample order and every lane's random numbers."""
+    init_from: InitFromConfig | None = None
+    """Weights with which the run begins: a file, or another run. A run that goes on takes those of its
+    checkpoint. Unset: those that build_model returns."""
     max_grad_norm: Annotated[float, above(0)] | None = None
     """Largest L2 norm of the whole gradient, which is scaled down beyond it; unset: no clipping."""
     ema_decay: Annotated[float, above(0), below(1)] | None = None

@@ -118,9 +118,10 @@ class TrainJob(Job):
         from lanewise.runs.checkpoint.folder import CheckpointFolder
         from lanewise.runs.loggers import build_loggers
 
-        run = build_run(self.config, world, self.task)
         folder = CheckpointFolder(self.run_dir.checkpoints)
         goes_on = self.is_resumed or world.is_restarted
+        is_restored = goes_on and world.broadcast_tree(world.rank == 0 and bool(folder.all()))
+        run = build_run(self.config, world, self.task, is_restored=is_restored)
         first_step = resume_run(run, folder, self.allow) if goes_on else 0
         recording = {}
         if self.is_audited or self.run_dir.audit.exists():  # one with gaps would be worth nothing

@@ -11,6 +11,7 @@ from lanewise.config.classes import build
 from lanewise.data import LaneSource
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.precision import Precision
+from lanewise.engine.run.init_from import init_model
 from lanewise.engine.run.model import build_model, build_task, transform, warn_of_misspelt
 from lanewise.engine.run.optimizer import build_optimizer, refuse_draws
 from lanewise.engine.run.run import Run
@@ -36,7 +37,7 @@ from lanewise.task import Task
 logger = logging.getLogger(__name__)
 
 
-def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
+def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_restored: bool = False) -> Run:
     """Build all parts of a run on this process.
 
     Collective: every rank must call this, with the same configuration.
@@ -45,8 +46,10 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
         config: the configuration of the run.
         world: the processes.
         task: used instead of the one that the configuration names.
+        is_restored: whether a checkpoint is restored into it next, so that `train.init_from` is not read.
 
     Raises:
+        CheckpointError: if the weights of `train.init_from` are not there, or do not fit.
         ConfigError: if a class in the configuration is not of the type that its section needs.
         DataError: if the dataset is empty, differs between ranks, or has samples of an eval dataset.
         TaskError: if the model has nothing to train, or no room on the device, or a stream is read for two
@@ -61,7 +64,10 @@ def build_run(config: RunConfig, world: World, task: Task | None = None) -> Run:
     )
     if world.rank == 0:
         warn_of_misspelt(lanes.task)
-    model = transform(build_model(lanes.task, lanes.seed), config, world.device)
+    model = build_model(lanes.task, lanes.seed)
+    if config.train.init_from is not None and not is_restored:
+        init_model(model, config.train.init_from, world.rank)
+    model = transform(model, config, world.device)
     decay = config.train.ema_decay
     # A copy, before hooks are registered on the model.
     average = None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))

@@ -49,6 +49,7 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
     allowed = restore(run.state, run.identity, path, manifest, allow)
     if follow_new_length is not None:
         follow_new_length()
+    run.identity["init_from"] = manifest.identity.get("init_from")  # with these weights the run began
     if run.evaluation is not None and run.identity.get("best") != manifest.identity.get("best"):
         run.evaluation.forget_best()
     if rank == 0:

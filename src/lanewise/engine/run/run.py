@@ -1,7 +1,6 @@
 """The parts of a run on one process."""
 
 import logging
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +48,7 @@ class Run:
     """Which steps are logged."""
     last_step: int | None
     """The step before which training ends; None where only the data tells, as a stream of some epochs."""
-    identity: Mapping[str, Any]
+    identity: dict[str, Any]
     """The identity of the run: a checkpoint with another identity is of another run."""
     state: RunState
     """The state that a checkpoint of the run holds; made when the model was new."""

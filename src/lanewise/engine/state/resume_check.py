@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from lanewise.config import ClassConfig, DistributedConfig, RunConfig, SchedulerConfig
+from lanewise.config import ClassConfig, DistributedConfig, InitFromConfig, RunConfig, SchedulerConfig
 from lanewise.config.optimizer_rules import follows_evaluation
 from lanewise.processes.device.determinism import exact_pins
 from lanewise.processes.world.world import World
@@ -24,6 +24,7 @@ def identify(
     """
     scheduler, early_stopping = config.scheduler, config.evaluate.early_stopping
     best, compiled, optimizer = config.evaluate.best, config.compile, config.optimizer
+    init_from = config.train.init_from
     return {
         "lanes": asdict(config.batch),
         "dataset": dataset,
@@ -43,6 +44,7 @@ def identify(
         if early_stopping is None
         else {**asdict(early_stopping), "mode": early_stopping.resolved_mode},
         "task": plain(config.task),
+        "init_from": None if init_from is None else plain(init_from),
     }
 
 
@@ -81,9 +83,9 @@ def compare(
 ) -> tuple[list[str], list[str]]:
     """Compare a run's identity with a checkpoint's; return the differences that are errors, and allowed ones.
 
-    Three differences are always allowed, and only reported. If `best` or `early_stopping` differs, the search
+    Four differences are always allowed, and only reported. If `best` or `early_stopping` differs, the search
     for the best value starts anew, which changes no step. If the arguments of the task differ, it is unknown
-    whether they change the model or only the location of the data.
+    whether they change the model or only the location of the data. A run that goes on reads no `init_from`.
     """
     mistakes: list[str] = []
     allowed: list[str] = []
@@ -96,11 +98,11 @@ def compare(
     return mistakes, allowed
 
 
-_ONLY_TOLD = ("best", "early_stopping", "task")
+_ONLY_TOLD = ("best", "early_stopping", "init_from", "task")
 _WHY = {"num_steps": ": the learning rate of a step depends on the length of the run, by its scheduler"}
 
 
-def plain(config: ClassConfig) -> dict[str, Any]:
-    """Return a class and its arguments as they are read back from JSON."""
+def plain(config: ClassConfig | InitFromConfig) -> dict[str, Any]:
+    """Return a section, such as a class and its arguments, as it is read back from JSON."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
     return plain

@@ -77,11 +77,11 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def load_model(model: nn.Module, path: Path) -> None:
-    """Copy the weights of `save_model` into a module, whose own storage stays.
+def read_model(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file by name; of one that `save_model` wrote also tied ones.
 
     Raises:
-        CheckpointError: if there is no such file, it is not whole, or it is of another model.
+        CheckpointError: if there is no such file, or it is not whole.
     """
     with reading(path):
         try:
@@ -95,6 +95,16 @@ def load_model(model: nn.Module, path: Path) -> None:
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
         for name in json.loads(metadata.get("complex", "[]")):
             tensors[name] = torch.view_as_complex(tensors[name])
+        return tensors
+
+
+def load_model(model: nn.Module, path: Path) -> None:
+    """Copy the weights of `save_model` into a module, whose own storage stays.
+
+    Raises:
+        CheckpointError: if there is no such file, it is not whole, or it is of another model.
+    """
+    tensors = read_model(path)
     current = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     current |= grown_buffers(model, tensors)
     mistakes = [f"{name} is not in the file" for name in current.keys() - tensors.keys()]
