@@ -20,14 +20,22 @@ TAIL = """\
 
     scheduler: cosine
     scheduler: {name: cosine, warmup: 0.05}
+    scheduler: {name: cosine, warmup: 0.05, min_lr_factor: 0.1}
     scheduler: {class_path: torch.optim.lr_scheduler.StepLR, init_args: {step_size: 100}, warmup: 20}
+
+![What the schedulers with a name make of the learning rate over a run](_static/schedules.svg)
 
 A scheduler with a name knows how many steps the run takes; that number is printed before the first step.
 With `w` steps of warm-up step `s`, from 1, has `s / (w + 1)` of the learning rate while `s <= w`. From there
-linear and cosine fall to 0, which only the step after the last one would have. So the length is part of what
-the run is: a checkpoint of a run with another number of steps is refused, unless `--resume --allow num_steps`
-says to go on; the learning rate is then that which the new length gives each further step. A class, or a
-warm-up alone, does not depend on the length, if the warm-up is a number of steps.
+linear and cosine fall to 0, which only the step after the last one would have. With `min_lr_factor: 0.1` they
+and wsd fall to a tenth of the learning rate, in each parameter group to a tenth of its own. With
+`num_cycles: 3` cosine falls three times over equal parts of the run, each time from the whole learning rate.
+For cycles that grow there are classes, such as `torch.optim.lr_scheduler.CosineAnnealingWarmRestarts`.
+
+So the length is part of what the run is: a checkpoint of a run with another number of steps is refused,
+unless `--resume --allow num_steps` says to go on; the learning rate is then that which the new length gives
+each further step. A class, or a warm-up alone, does not depend on the length, if the warm-up is a number of
+steps.
 
 A class of torch's or your own is stepped once in each optimizer step, on any number of processes.
 `torch.optim.lr_scheduler.ReduceLROnPlateau` is stepped after each evaluation instead, with the value of

@@ -53,12 +53,25 @@ def _only_wsd_has_a_decay(name: SchedulerName | None, decay: float | None) -> It
         )
 
 
+def _only_names_fall_so(name: SchedulerName | None, min_lr_factor: float, num_cycles: int) -> Iterator[str]:
+    if min_lr_factor and name is None:
+        yield (
+            f"scheduler.min_lr_factor is of a scheduler with a name: got {min_lr_factor} and no name. Leave "
+            "it out; a class may have an argument for it, such as eta_min."
+        )
+    if num_cycles > 1 and name != "cosine":
+        yield (
+            f"scheduler.num_cycles is of scheduler.name cosine: got num_cycles {num_cycles} and name "
+            f"{show(name)}. Leave it out."
+        )
+
+
 class SchedulerConfig(Section):
     """How the learning rate changes: as a name says, which knows the run's length, or as a class does."""
 
     TEXT_KEY: ClassVar = "name"
 
-    RULES = (_one_kind_is_given, _arguments_have_a_class, _only_wsd_has_a_decay)
+    RULES = (_one_kind_is_given, _arguments_have_a_class, _only_wsd_has_a_decay, _only_names_fall_so)
 
     name: SchedulerName | None = None
     """linear and cosine decay from the warm-up to 0 at the end of the run; wsd stays, and decays linearly
@@ -69,6 +82,10 @@ class SchedulerConfig(Section):
     1 the part of the run that they are."""
     decay: Steps | None = None
     """Of wsd: over how many of the last steps the learning rate falls to 0, likewise; unset: 0.2."""
+    min_lr_factor: Annotated[float, at_least(0), below(1)] = 0.0
+    """Of a scheduler with a name: what part of the learning rate it falls to, such as 0.1, in place of 0."""
+    num_cycles: Annotated[int, at_least(1)] = 1
+    """Of cosine: how many times it falls, each time as long, and from the whole learning rate."""
     class_path: str | None = None
     """In place of a name: a scheduler as `module.Class`, which begins after the warm-up, or a function that
     makes one, such as transformers.get_cosine_schedule_with_warmup."""

@@ -45,6 +45,18 @@ def test_a_class_is_a_class_config():
         ({}, "scheduler.name, scheduler.class_path or scheduler.warmup must be given: got none of them."),
         ({"warmup": 0}, "scheduler.name, scheduler.class_path or scheduler.warmup must be given"),
         (
+            {"class_path": "a.B", "min_lr_factor": 0.1},
+            "scheduler.min_lr_factor is of a scheduler with a name: got 0.1 and no name. Leave it out",
+        ),
+        (
+            {"name": "wsd", "num_cycles": 2},
+            'scheduler.num_cycles is of scheduler.name cosine: got num_cycles 2 and name "wsd". Leave it',
+        ),
+        (
+            {"name": "cosine", "min_lr": 1e-5},
+            "scheduler.min_lr is not a key of scheduler. Did you mean scheduler.min_lr_factor?",
+        ),
+        (
             {"name": "linear", "class_path": "a.B"},
             "scheduler.name and scheduler.class_path exclude each other: got linear and a.B. Leave one",
         ),

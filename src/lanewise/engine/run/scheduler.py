@@ -83,8 +83,9 @@ def _require_no_length(section: SchedulerConfig) -> None:
 def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], float]:
     """Return the function from a step to the factor of the learning rate in it.
 
-    The factor rises over the first steps and falls over the last ones; it would reach 0 in the step after the
-    last one. For example, a run of six steps with a warm-up of two, and for wsd a decay of two:
+    The factor rises over the first steps and falls over the last ones; it would reach `min_lr_factor` in the
+    step after the last one. For example, where that is 0, a run of six steps with a warm-up of two, and for
+    wsd a decay of two:
 
         step      0     1     2     3     4     5
         linear   1/3   2/3    1    3/4   1/2   1/4
@@ -99,12 +100,15 @@ def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], fl
     Raises:
         ConfigError: if the run has too few steps.
     """
+    floor, cycles = section.min_lr_factor, section.num_cycles
     warmup = section.warmup_steps(num_steps)
     decay = section.decay_steps(num_steps) if section.name == "wsd" else num_steps - warmup
-    if warmup + max(0, decay) > num_steps:
+    if warmup + max(0, decay) > num_steps or (cycles > 1 and decay < cycles):
         what = f"scheduler.warmup of {warmup}"
         if section.name == "wsd":
             what += f" and scheduler.decay of {decay}"
+        if cycles > 1:
+            what = f"scheduler.num_cycles of {cycles} and {what}"
         raise ConfigError(
             f"{what} steps must fit into the run: got a run of {num_steps} steps. "
             "Give a part of the run in place of a number of steps, such as 0.05, or train longer."
@@ -115,8 +119,10 @@ def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], fl
             return (step + 1) / (warmup + 1)
         if step < num_steps - decay:
             return 1.0
-        rest = (num_steps - step) / decay if step < num_steps else 0.0
-        return (1 - math.cos(math.pi * rest)) / 2 if section.name == "cosine" else rest
+        since = step - (num_steps - decay)
+        rest = (decay - since * cycles % decay) / decay if step < num_steps else 0.0
+        falling = (1 - math.cos(math.pi * rest)) / 2 if section.name == "cosine" else rest
+        return floor + (1 - floor) * falling
 
     return factor
 

@@ -53,8 +53,9 @@ def _identify_scheduler(
 ) -> dict[str, Any]:
     """Return the identity of a run's scheduler, with the value that it follows, if it follows one."""
     if scheduler.name is not None:
-        of_class = ("class_path", "init_args")
-        return {key: value for key, value in asdict(scheduler).items() if key not in of_class}
+        usual = asdict(SchedulerConfig(name=scheduler.name))  # which checkpoints of earlier versions lack
+        known = ("name", "warmup", "decay")
+        return {key: value for key, value in asdict(scheduler).items() if key in known or value != usual[key]}
     identity = {} if scheduler.of_class is None else plain(scheduler.of_class)
     if scheduler.warmup:  # the scheduler's state does not have the fraction
         identity["warmup"] = scheduler.warmup_steps(num_steps or 0)

@@ -1,6 +1,7 @@
 """The scheduler of a run; one that follows an evaluation lowers the learning rate alike on every layout."""
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -160,21 +161,46 @@ def factors(num_steps: int, **section: Any) -> list[float]:
         ({"name": "cosine", "warmup": 0.5}, [1 / 4, 2 / 4, 3 / 4, 1, 3 / 4, 1 / 4, 0]),
         ({"name": "linear", "warmup": 6}, [1 / 7, 2 / 7, 3 / 7, 4 / 7, 5 / 7, 6 / 7, 0]),
         ({"name": "linear"}, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0]),
+        ({"name": "linear", "warmup": 2, "min_lr_factor": 0.2}, [1 / 3, 2 / 3, 1, 0.8, 0.6, 0.4, 0.2]),
+        ({"name": "wsd", "decay": 2, "min_lr_factor": 0.5}, [1, 1, 1, 1, 1, 3 / 4, 1 / 2]),
+        ({"name": "cosine", "warmup": 2, "num_cycles": 2}, [1 / 3, 2 / 3, 1, 1 / 2, 1, 1 / 2, 0]),
+        ({"name": "cosine", "num_cycles": 6}, [1, 1, 1, 1, 1, 1, 0]),
     ],
 )
 def test_the_learning_rate_of_each_step(section, expected):
     assert factors(6, **section) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_cosine_is_that_of_torch():
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_a_cosine_is_that_of_torch(floor):
     sgd = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=20)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=20, eta_min=floor)
     rates = []
     for _ in range(21):
         rates.append(sgd.param_groups[0]["lr"])
         sgd.step()
         theirs.step()
-    assert factors(20, name="cosine") == pytest.approx(rates, abs=1e-12)
+    assert factors(20, name="cosine", min_lr_factor=floor) == pytest.approx(rates, abs=1e-12)
+
+
+def test_a_cosine_with_cycles_is_that_of_torch():
+    sgd = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(sgd, T_0=5, eta_min=0.1)
+    rates = []
+    for _ in range(20):
+        rates.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        theirs.step()
+    assert factors(20, name="cosine", num_cycles=4, min_lr_factor=0.1)[:-1] == pytest.approx(rates, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "wsd"])
+def test_without_a_floor_the_factors_have_the_bits_that_they_had(name):
+    factor, num_steps = named_factor(SchedulerConfig(name=name, decay=30 if name == "wsd" else None), 77), 77
+    for step in range(num_steps + 1):
+        decay = 30 if name == "wsd" else num_steps
+        rest = min(1.0, (num_steps - step) / decay)
+        assert factor(step) == ((1 - math.cos(math.pi * rest)) / 2 if name == "cosine" else rest)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +213,10 @@ def test_a_cosine_is_that_of_torch():
         (
             {"name": "wsd", "warmup": 2, "decay": 5},
             r"scheduler\.warmup of 2 and scheduler\.decay of 5 steps must fit into the run",
+        ),
+        (
+            {"name": "cosine", "warmup": 2, "num_cycles": 5},
+            r"scheduler\.num_cycles of 5 and scheduler\.warmup of 2 steps must fit .* a run of 6 steps",
         ),
     ],
 )

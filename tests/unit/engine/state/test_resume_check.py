@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
+from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig, SchedulerConfig
 from lanewise.engine.state.resume_check import compare, identify
 from lanewise.processes.world.world import LocalWorld
 from tests.distributed.tasks import Language, configure
@@ -52,3 +52,14 @@ def test_compiled_and_eager_are_one_run_in_close_only(equality):
     assert mistakes == ([expected] if equality == "exact" else [])
     memory = MemoryConfig(activation_checkpointing=ActivationCheckpointingConfig())
     assert compare(identity(), identity(memory=memory), ()) == ([], [])
+
+
+def test_a_checkpoint_of_before_a_scheduler_had_a_floor_is_of_this_run():
+    def identity(**keys):
+        config = replace(configure(Language), scheduler=SchedulerConfig(name="cosine", **keys))
+        return identify(config, {}, LocalWorld(torch.device("cpu")), 9)
+
+    assert identity()["scheduler"] == {"name": "cosine", "warmup": 0, "decay": None}
+    mistakes, _ = compare(identity(min_lr_factor=0.1), identity(), ())
+    assert len(mistakes) == 1
+    assert "'min_lr_factor': 0.1" in mistakes[0]
