@@ -198,6 +198,32 @@ class Task(ABC):
         """
         return {}
 
+    def eval_forward(self, model: nn.Module, batch: Any) -> Any:
+        """Return the model's outputs in an evaluation, and for predictions; by default those of `forward`.
+
+        For a detector that returns boxes there, or a model that generates text. It may call the model as
+        often as it likes: under `fsdp` its weights are whole meanwhile on each process.
+
+        Args:
+            model: in evaluation mode; called without gradients.
+            batch: the collated micro-batch, on the model's device.
+        """
+        return self.forward(model, batch)
+
+    def eval_loss(self, outputs: Any, batch: Any) -> Loss | torch.Tensor | Sequence[Loss] | None:
+        """Return the micro-batch's loss in an evaluation; by default that of `loss`.
+
+        A task that has it is evaluated by it, also where its loss in training is of the whole batch.
+
+        Args:
+            outputs: what `eval_forward` returned.
+            batch: the collated micro-batch, on the model's device.
+
+        Returns:
+            A loss, as `loss` returns it; None: there is none, and the metrics alone are reported.
+        """
+        return self.loss(outputs, batch)
+
     def build_metrics(self) -> Mapping[str, "Metric"]:
         """Return new torchmetrics by name. lanewise gives each lane a copy and merges what they counted."""
         return {}
@@ -207,7 +233,7 @@ class Task(ABC):
 
         Args:
             metrics: the lane's copy of `build_metrics`.
-            outputs: what `forward` returned.
+            outputs: what `eval_forward` returned: by default, what `forward` does.
             batch: the collated micro-batch, on the model's device.
         """
         if metrics:
@@ -224,7 +250,7 @@ class Task(ABC):
         models.
 
         Args:
-            outputs: what `forward` returned.
+            outputs: what `eval_forward` returned: by default, what `forward` does.
             batch: the collated micro-batch, on the model's device.
 
         Returns:

@@ -414,7 +414,7 @@ PRIVATE = {
         lambda: torch.Tensor,
     ),
     "._post_forward_indices": Private(
-        "reduce/fsdp.py",
+        "reduce/fsdp_group.py",
         *FSDP,
         lambda: resolve("torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"),
     ),

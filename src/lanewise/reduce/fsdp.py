@@ -14,7 +14,7 @@ import logging
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -33,7 +33,7 @@ from lanewise.processes.world.shards import is_sharded, whole
 from lanewise.processes.world.world import World
 from lanewise.reduce.blocks import find_blocks, require_no_batch_norm
 from lanewise.reduce.caller import Caller
-from lanewise.reduce.fsdp_group import gather_before_backward, param_group_of, send_zeros_for_unused
+from lanewise.reduce.fsdp_group import gather_before_backward, kept_whole, reshard, send_zeros_for_unused
 from lanewise.reduce.passes import connect, passes, require_data
 from lanewise.reduce.reducer import (
     Lane,
@@ -203,6 +203,11 @@ class FSDPReducer(Reducer):
         finally:
             caller.reshard()
 
+    def whole(self, module: nn.Module) -> AbstractContextManager[object]:
+        """See `Reducer`. Collective: every rank must enter it."""
+        self._call(module, lambda: None)  # FSDP wants its first forward to begin with the outermost module
+        return kept_whole(self._sharded(module))
+
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
         """See `Reducer`. Collective for every lane."""
         anchor, self._anchor = self._anchor, None
@@ -275,14 +280,7 @@ class FSDPReducer(Reducer):
         """Call a function that runs the model, or an adopted module, without a backward. Collective."""
         returned: list[T] = []
         self._callers[module](lambda: returned.append(function()))
-        # Parameters in no block would stay gathered, and miss the next update.
-        self._callers[module].reshard()
-        # FSDP records the order of blocks for a backward, and clears it only there.
-        for sharded in self._sharded(module):
-            group = param_group_of(sharded)
-            if group is not None:
-                group.comm_ctx.post_forward_order.clear()
-                group._post_forward_indices.clear()  # noqa: SLF001
+        reshard(self._sharded(module))
         return returned[0]
 
     def _sharded(self, module: nn.Module) -> list[Any]:

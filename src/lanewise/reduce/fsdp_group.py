@@ -1,6 +1,7 @@
 """Access to torch's private FSDP object for the parameters that are gathered together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +10,37 @@ import torch
 def param_group_of(sharded: Any) -> Any:
     """Return the FSDP parameter group of a module; None if the module has no parameter of its own."""
     return sharded._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
+
+
+def reshard(modules: Sequence[Any]) -> None:
+    """Let go of what is gathered, after forwards without a backward: it would miss the next update."""
+    for sharded in modules:
+        sharded.reshard()
+        # FSDP records the order of blocks for a backward, and clears it only there.
+        group = param_group_of(sharded)
+        if group is not None:
+            group.comm_ctx.post_forward_order.clear()
+            group._post_forward_indices.clear()  # noqa: SLF001
+
+
+@contextmanager
+def kept_whole(modules: Sequence[Any]) -> Iterator[None]:
+    """Keep all parameters gathered, for forwards of any process. Collective: every rank must enter it.
+
+    Args:
+        modules: those that FSDP gathers one at a time, the outermost first.
+    """
+    _, *blocks = modules
+    for block in blocks:
+        block.set_reshard_after_forward(False, recurse=False)
+    try:
+        for sharded in modules:
+            sharded.unshard()
+        yield
+    finally:
+        for block in blocks:
+            block.set_reshard_after_forward(True, recurse=False)
+        reshard(modules)
 
 
 def gather_before_backward(sharded: Any, outputs: Sequence[torch.Tensor]) -> None:

@@ -177,6 +177,16 @@ class Reducer(ABC):
         """
         return nullcontext()
 
+    def whole(self, module: nn.Module) -> AbstractContextManager[object]:
+        """Return a context in which all parameters are whole, and no forward is collective.
+
+        Collective where forwards are: every rank must enter it.
+
+        Args:
+            module: the model, or an adopted module, which runs without a backward.
+        """
+        return nullcontext()
+
     @abstractmethod
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
         """Add the gradients of a lane. Collective for the last lane of a step.

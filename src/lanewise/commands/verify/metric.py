@@ -4,7 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,7 +83,8 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
     def values(*micro_batches: Sequence[int]) -> dict[str, float]:
         metrics = _metrics(probed)
         for positions in micro_batches:
-            _update(probed, probed.lane_of(chosen(samples, positions)), (metrics,))
+            lane = replace(probed.lane_of(chosen(samples, positions)), evaluates=True)
+            _update(probed, lane, (metrics,))
         return named_values(metrics)
 
     of_means: _Values = {}

@@ -1,7 +1,7 @@
 """Evaluates a model on each sample exactly once, with the same result on any number of processes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -95,7 +95,9 @@ class Evaluator:
                 f"{task.__name__} has update_metrics, and no build_metrics whose metrics it could update. "
                 "Return metrics by name from build_metrics, or leave update_metrics out."
             )
-        self._whole = TaskLoss(self.lanes) if self.lanes.loss_method != "loss" else None
+        is_whole = self.lanes.loss_method != "loss" and not self.lanes.has_eval_loss
+        self._whole = TaskLoss(self.lanes) if is_whole else None
+        self._gathers = self.reducer is not None and task.eval_forward is not Task.eval_forward
         self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
         """Names of the values that `run` returns, but for what a loss reports, which no one knows before; a
         metric with several values has names `key/name` there."""
@@ -124,7 +126,7 @@ class Evaluator:
                 raise PreemptedError(_STOPPED.format(eval_set.name))
             local: dict[int, _LaneResult] | None = None
             outputs: dict[int, list[LaneOutputs]] = {}
-            with suppress(PreemptedError), _eval_mode(self.model), torch.no_grad():
+            with suppress(PreemptedError), self._whole_model(), _eval_mode(self.model), torch.no_grad():
                 local = self._run_lanes(eval_set, outputs, wants_stop)
             lanes: dict[int, _LaneResult] = {}
             for rank_lanes, rank_stops in self.world.all_gather_tree((local, wants_stop())):
@@ -226,12 +228,12 @@ class Evaluator:
             with named_lane(lane.batch):
                 if of_lane.metrics:
                     self.lanes.task.update_metrics(of_lane.metrics, made, lane.batch.data)
-                if whole is None:
-                    note_losses(lane.check_each(returned), of_lane.losses)
-                else:
+                if whole is not None:
                     outputs.setdefault(lane.batch.turn.step, []).append(
                         LaneOutputs(number, lane.batch.num_samples, returned)
                     )
+                elif returned is not None or not self.lanes.has_eval_loss:
+                    note_losses(lane.check_each(returned), of_lane.losses)
             if lane.batch.turn.is_last:
                 results[number] = lanes.pop(number).result()
         # What is left had no samples in its last micro-batch.
@@ -244,7 +246,7 @@ class Evaluator:
         wants_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[TaskLane, T]]:
         """Yield for each micro-batch of this process its lane and the result of `compute`."""
-        may_stop_alone = self.reducer is None or not self.reducer.forward_is_collective
+        may_stop_alone = self._gathers or self.reducer is None or not self.reducer.forward_is_collective
         batches = eval_set.batches(
             self.placement.own,
             self.world.device,
@@ -261,8 +263,12 @@ class Evaluator:
                 raise PreemptedError(_STOPPED.format(eval_set.name))
             return self.lanes.evaluation_lane(batch)
 
-        evaluate = evaluate_lanes if self.reducer is None else self.reducer.evaluate
+        evaluate = evaluate_lanes if self._gathers or self.reducer is None else self.reducer.evaluate
         return evaluate(self.model, map(lane_of, batches), num_batches, compute)
+
+    def _whole_model(self) -> AbstractContextManager[object]:
+        """Return a context in which a forward of the task's own may call the model as often as it likes."""
+        return self.reducer.whole(self.model) if self._gathers and self.reducer is not None else nullcontext()
 
     def _metrics_for(self, eval_set: EvalSet) -> Mapping[str, "Metric"]:
         return self.lanes.task.build_metrics() if eval_set.has_metrics else {}
@@ -318,7 +324,8 @@ class Evaluator:
                 f"the loss reports {taken[0]}, and {eval_set.name}/{taken[0]} is a value of the metrics of "
                 "build_metrics too. Give one of them another name."
             )
-        return {"loss": of_losses.pop("loss"), **metrics, **of_losses}
+        of_loss = {name: of_losses.pop(name) for name in ("loss",) if name in of_losses}
+        return {**of_loss, **metrics, **of_losses}
 
 
 @contextmanager

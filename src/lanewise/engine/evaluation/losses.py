@@ -38,7 +38,7 @@ def as_tensors(losses: Pairs) -> dict[str, torch.Tensor]:
 def merge_losses(lanes: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, float]:
     """Return the mean loss over all lanes as `loss`, added up over its terms, and of what they report.
 
-    A mean is NaN where a sum is not finite, or the weight is 0.
+    A mean is NaN where a sum is not finite, or the weight is 0. Where no lane has a loss there is no `loss`.
 
     Args:
         lanes: for each lane what `as_tensors` returned.
@@ -55,4 +55,4 @@ def merge_losses(lanes: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, float
     )
     terms = [mean for name, mean in averages.items() if name.partition(" ")[0] == _LOSS]
     others = {name: mean for name, mean in averages.items() if name.partition(" ")[0] != _LOSS}
-    return {_LOSS: math.fsum(terms) if terms else math.nan, **others}
+    return ({_LOSS: math.fsum(terms)} if terms else {}) | others

@@ -51,6 +51,11 @@ class LaneRunner:
         """Whether the task's loss has several terms, each with a divisor of its own."""
         return type(self.task).loss_weights is not Task.loss_weights
 
+    @property
+    def has_eval_loss(self) -> bool:
+        """Whether the task has a loss of its own for evaluations, which may be none."""
+        return type(self.task).eval_loss is not Task.eval_loss
+
     @cached_property
     def what(self) -> str:
         """The name of the loss in an error message."""
@@ -73,7 +78,8 @@ class LaneRunner:
 
     def evaluation_lane(self, batch: LaneBatch) -> "TaskLane":
         """Return a lane of an evaluation."""
-        return TaskLane(self, batch, evaluation_seed(self.seed, batch.turn.step, batch.turn.lane))
+        seed = evaluation_seed(self.seed, batch.turn.step, batch.turn.lane)
+        return TaskLane(self, batch, seed, evaluates=True)
 
 
 @final
@@ -87,6 +93,8 @@ class TaskLane(LaneWork):
     """Seed of the random numbers that forward and loss draw."""
     model: nn.Module | None = None
     """The module of the last forward."""
+    evaluates: bool = False
+    """Whether forward and loss are those of an evaluation."""
 
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
@@ -94,7 +102,8 @@ class TaskLane(LaneWork):
         self.model = model
         try:
             with self.runner.precision.forward():
-                return self.runner.task.forward(model, data)
+                task = self.runner.task
+                return task.eval_forward(model, data) if self.evaluates else task.forward(model, data)
         except BaseException as error:
             note_lane(error, self.batch)
             raise
@@ -102,6 +111,9 @@ class TaskLane(LaneWork):
     def loss(self, outputs: Any, data: Any) -> Any:
         """See `LaneWork`. Where a loss is of all lanes, it is that of the lane as if it were alone."""
         try:
+            if self.evaluates and self.runner.has_eval_loss:
+                with self.runner.precision.forward():
+                    return self.runner.task.eval_loss(outputs, data)
             if self.runner.loss_method != "loss":
                 assert self.model is not None
                 inputs, rows = self.runner.task.batch_loss_inputs(data), slice(0, self.batch.num_samples)
