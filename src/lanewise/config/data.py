@@ -12,6 +12,9 @@ class DataConfig(Section):
 
     num_workers: Annotated[int, at_least(0)] = 0
     """Loader processes of each device; 0: samples are loaded in the training process."""
+    pin_memory: bool = True
+    """Whether batches for an accelerator wait in page-locked host memory, from which they are copied while it
+    computes; false where a machine has little of it."""
     order: OrderConfig | None = None
     """Order of an epoch's samples; unset: blocked for a dataset in blocks, else shuffled."""
     shuffle_buffer: Annotated[int, at_least(0)] = 0

@@ -28,6 +28,8 @@ class IndexedSet:
     """How it is cut into one range for each lane."""
     has_metrics: bool = True
     """Whether the task's metrics accept its batches; if not, only the loss is evaluated."""
+    pin_memory: bool = True
+    """Whether batches for an accelerator wait in page-locked memory."""
 
     def place(self, turn: LaneTurn) -> tuple[int, int]:
         """Return what micro-batches are sorted by to have the samples in the order of the dataset."""
@@ -72,7 +74,8 @@ class IndexedSet:
                     yield turn, tuple(turn.positions or spare)
 
         dealt = deal(map(requests, shares))
-        return to_device(read_turns(self.reader, dealt, num_workers, pin_memory=has_streams(device)), device)
+        pins = self.pin_memory and has_streams(device)
+        return to_device(read_turns(self.reader, dealt, num_workers, pin_memory=pins), device)
 
 
 @final
@@ -82,6 +85,8 @@ class StreamSet:
 
     name: str
     reader: StreamReader
+    pin_memory: bool = True
+    """See `IndexedSet`."""
     has_metrics = True
 
     def place(self, turn: LaneTurn) -> tuple[int, int]:
@@ -103,7 +108,7 @@ class StreamSet:
     ) -> Iterator[LaneBatch]:
         """See `IndexedSet`."""
         batch = None
-        read = read_to_end(self.reader, num_workers, pin_memory=has_streams(device))
+        read = read_to_end(self.reader, num_workers, pin_memory=self.pin_memory and has_streams(device))
         for batch in to_device(read, device):
             yield batch
         if batch is None and fills_empty:

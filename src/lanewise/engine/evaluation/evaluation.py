@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, final
 
 from torch import nn
@@ -246,7 +247,7 @@ def build_evaluator(
             placement=placement,
         )
         eval_set.describe(config.data.num_workers, world, placement)
-        sets.append(eval_set)
+        sets.append(replace(eval_set, pin_memory=config.data.pin_memory))
     if not sets:
         mistakes = [
             f"{name} is {value}, but the task has nothing to evaluate. "

@@ -112,7 +112,7 @@ def build_loader(
         placement.own,
         identity={**found._asdict(), "order": choice.spec, "drop_last": data.drop_last},
         num_workers=data.num_workers,
-        pin_memory=has_streams(world.device),
+        pin_memory=data.pin_memory and has_streams(world.device),
         fills_empty=fills_empty,
     )
 

@@ -68,7 +68,7 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
             num_epochs,
             first_sample=first_sample,
             num_workers=data.num_workers,
-            pin_memory=has_streams(world.device),
+            pin_memory=data.pin_memory and has_streams(world.device),
             drop_last=data.drop_last,
             fills_empty=fills_empty,
         )

@@ -1,14 +1,22 @@
 """An order is chosen by its name, its class or a partial of it, which identify a run alike."""
 
 import inspect
+from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
 from lanewise import lanes
-from lanewise.config import ORDERS, OrderConfig
+from lanewise.config import ORDERS, DataConfig, OrderConfig
+from lanewise.data.loader import LaneLoader
+from lanewise.engine.evaluation.evaluation import build_evaluator
+from lanewise.engine.run.build import build_run
 from lanewise.engine.samples.dataset import OrderChoice, count_samples
 from lanewise.errors import ConfigError, TaskError
+from lanewise.processes.world.world import LocalWorld
+from tests.distributed.tasks import configure
+from tests.distributed.test_own_evaluation import Compared
 
 
 @pytest.mark.parametrize("name", ORDERS)
@@ -52,3 +60,15 @@ def test_more_samples_than_python_counts_are_an_error():
 
     with pytest.raises(TaskError, match=r"Endless.__len__ must return 2\*\*63 - 1 samples at most"):
         count_samples(Endless())
+
+
+@pytest.mark.parametrize("pins", [True, False])
+def test_batches_are_pinned_for_an_accelerator_unless_the_user_says_otherwise(monkeypatch, pins):
+    monkeypatch.setattr("lanewise.engine.samples.dataset.has_streams", lambda _: True)
+    config = configure(Compared, num_samples=16)
+    run = build_run(replace(config, data=DataConfig(pin_memory=pins)), LocalWorld(torch.device("cpu")))
+    assert isinstance(run.loader, LaneLoader)
+    assert run.loader.pin_memory is pins
+    evaluator = build_evaluator(run.config, run.training.runner, run.training.model, run.world, run.placement)
+    assert evaluator is not None
+    assert [eval_set.pin_memory for eval_set in evaluator.sets] == [pins]
