@@ -1,6 +1,6 @@
 """A character-level GPT on any text file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from lanewise import Loss, Task
+from lanewise import Callback, Loss, Task
 from lanewise.errors import DataError
 
 
@@ -57,6 +57,9 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     """A decoder over characters."""
+
+    alphabet: Sequence[str] = ()
+    """Which character each token is."""
 
     def __init__(self, config: GPTConfig, vocabulary_size: int) -> None:
         super().__init__()
@@ -126,7 +129,9 @@ class CharGPT(Task):
         self.num_train = int(len(text) * (1 - held_out))
 
     def build_model(self) -> GPT:
-        return GPT(self.config, len(self.alphabet))
+        model = GPT(self.config, len(self.alphabet))
+        model.alphabet = self.alphabet
+        return model
 
     def train_dataset(self) -> Dataset[torch.Tensor]:
         return Windows(self.text[: self.num_train], self.config.context, is_random=True)
@@ -141,3 +146,21 @@ class CharGPT(Task):
     def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Loss:
         targets = batch[:, 1:].flatten()
         return Loss(F.cross_entropy(outputs.flatten(0, 1), targets, reduction="sum"), weight=len(targets))
+
+
+class Writes(Callback):
+    """Lets the model write before the training, after each evaluation and after the training.
+
+    Args:
+        num_characters: how many it writes each time.
+    """
+
+    def __init__(self, num_characters: int = 160) -> None:
+        self.num_characters = num_characters
+
+    def on_model(self, epoch: int, step: int, model: nn.Module) -> None:
+        assert isinstance(model, GPT)
+        start = torch.zeros(1, dtype=torch.long, device=model.positions.weight.device)
+        text = "".join(model.alphabet[token] for token in model.generate(start, self.num_characters)[1:])
+        self.log_text("text", text)
+        print(f"--- after {step} steps\n{text}\n", flush=True)

@@ -7,7 +7,7 @@ from simclr import ConvNet, load_digits, nt_xent, random_views
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from lanewise import Task
+from lanewise import Callback, Task
 
 Views = tuple[torch.Tensor, torch.Tensor]
 
@@ -41,3 +41,16 @@ class Contrastive(Task):
 
     def batch_loss(self, model: nn.Module, outputs: Views, inputs: None) -> torch.Tensor:
         return nt_xent(*outputs, self.temperature)
+
+
+class Neighbours(Callback):
+    """Shows held-out digits, each ahead of a row of those whose features are the most like its own."""
+
+    model_every_steps = 160
+
+    def on_model(self, epoch: int, step: int, model: nn.Module) -> None:
+        images, _ = load_digits(held_out=True)
+        embedded = model(images.to(next(model.parameters()).device))
+        nearest = (embedded[::125] @ embedded.T).topk(8).indices.cpu()  # the first is the digit itself
+        rows = [torch.cat(list(images[row, 0]), dim=1) for row in nearest]
+        self.log_image("neighbours", torch.cat(rows))

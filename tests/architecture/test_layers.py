@@ -15,7 +15,7 @@ ROWS = (
     {"processes.device"},
     {"processes.world"},
     {"processes.watch"},
-    {"runs.file"},
+    {"runs.file", "runs.media"},
     {"runs.dir", "runs.record", "runs.callback", "runs.checkpoint"},
     {"runs.loggers", "runs.report"},
     {"data"},

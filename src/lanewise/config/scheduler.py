@@ -54,15 +54,10 @@ def _only_wsd_has_a_decay(name: SchedulerName | None, decay: float | None) -> It
 
 
 def _only_names_fall_so(name: SchedulerName | None, min_lr_factor: float, num_cycles: int) -> Iterator[str]:
-    if min_lr_factor and name is None:
+    if (min_lr_factor and name is None) or (num_cycles > 1 and name != "cosine"):
         yield (
-            f"scheduler.min_lr_factor is of a scheduler with a name: got {min_lr_factor} and no name. Leave "
-            "it out; a class may have an argument for it, such as eta_min."
-        )
-    if num_cycles > 1 and name != "cosine":
-        yield (
-            f"scheduler.num_cycles is of scheduler.name cosine: got num_cycles {num_cycles} and name "
-            f"{show(name)}. Leave it out."
+            f"scheduler.min_lr_factor needs a name, and num_cycles the name cosine: got {min_lr_factor}, "
+            f"{num_cycles} and name {show(name)}. Leave out what does not apply."
         )
 
 

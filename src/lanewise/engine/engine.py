@@ -11,8 +11,8 @@ from typing import final
 from lanewise.config import RunConfig
 from lanewise.config.optimizer_rules import needs_closure
 from lanewise.data import LaneBatch
-from lanewise.engine.observers import Observers
-from lanewise.engine.profiler import StepProfiler
+from lanewise.engine.observers import Observers, ShownModel
+from lanewise.engine.profiler import profiled
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.saving import Saving
@@ -139,16 +139,17 @@ class Engine:
         begin = time.perf_counter()
         start = RunStart(run_dir.path, run_id, self.run.config, self.first_step + 1, self.run.last_step)
         with closing(phases), observers.observing(start):
+            shown = ShownModel(self.run, observers)
             if self.evaluation is not None and self.evaluation.is_due:  # a signal came before this evaluation
                 self._evaluate(self.first_step - 1, run_dir, observers)
+            shown.show(self.first_step - 1, to_all=True)
             if self._saving is not None:
                 self._saving.stop_reason = observers.stop_reason
-            for report in self._profiled(run_dir):
+            for report in profiled(self.steps(), self.run, run_dir.profile, self.first_step):
                 stops, self._is_ended_by_callback = report.totals.wants_stop, report.totals.wants_end
                 end, ends_run = self.run.loader.end_of(report.step), self.ends_with(report.step)
-                saves = report.totals.wants_save
-                if self._saving is not None:
-                    saves |= self._saving.is_due_after(report.step, end, ends_run=ends_run)
+                saving, saves = self._saving, report.totals.wants_save
+                saves |= saving is not None and saving.is_due_after(report.step, end, ends_run=ends_run)
                 observers.show(report.interval)
                 if self._compilations is not None and report.interval is not None:
                     self._compilations.tell()
@@ -158,6 +159,8 @@ class Engine:
                     self.evaluation.note_step(report.step, end, ends_run=ends_run)
                 if self.evaluation is not None and self.evaluation.is_due and not stops:
                     stops = self._evaluate_or_stop(report.step, run_dir, observers)
+                if shown.every and not stops:
+                    shown.show(report.step, to_all=ends_run or self._ends_early)
                 if saves or stops or self._ends_early:
                     self._save(report.step, observers, stops=stops)
             observers.catch_up()
@@ -196,15 +199,6 @@ class Engine:
         """Complete the report of a logged step."""
         before, self._num_logged = self._num_logged, self.run.loader.end_of(report.step).num_samples
         return report._replace(interval=replace(interval, num_samples=self._num_logged - before))
-
-    def _profiled(self, run_dir: RunDir) -> Iterator[StepReport]:
-        """Take the steps, and profile those of `train.profile_steps`."""
-        steps, config, world = self.steps(), self.run.config.train, self.run.world
-        if not config.profile_steps:
-            return steps
-        first, last = config.profile_steps
-        profiler = StepProfiler((first, last), run_dir.profile, world.rank, world.device)
-        return profiler.follow(steps, self.first_step)
 
     def close(self) -> None:
         """Stop the background work of the reducer."""

@@ -2,14 +2,25 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import final
 
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from lanewise.engine.evaluation.evaluator import eval_mode
+from lanewise.engine.run.run import Run
 from lanewise.engine.step.metrics import IntervalReport
-from lanewise.errors import noting
+from lanewise.errors import ConfigError, noting
+from lanewise.lanes import callback_seed
+from lanewise.processes.device.random_state import kept_random_state, set_random_state
+from lanewise.processes.watch.heartbeat import CALLBACK, heartbeat
 from lanewise.runs.callback import Callback, RunStart
+from lanewise.runs.media import Media
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,83 @@ class Observers:
         with noting(lambda: f"in a callback after step {report.step + 1}"):
             for callback in self.callbacks:
                 callback.on_step(report.epoch + 1, report.step + 1, metrics)
+
+
+@final
+class ShownModel:
+    """Shows the model to the callbacks that have `on_model`, which are on rank 0.
+
+    Collective: every rank must construct it, and call `show` after the same steps.
+
+    Args:
+        run: whose model it is.
+        observers: the callbacks of this process.
+
+    Raises:
+        ConfigError: if a callback wants it after a number of steps that is none.
+    """
+
+    def __init__(self, run: Run, observers: Observers) -> None:
+        self._run, self._observers = run, observers
+        self._callbacks = [
+            callback for callback in observers.callbacks if type(callback).on_model is not Callback.on_model
+        ]
+        every = [callback.model_every_steps for callback in self._callbacks]
+        if any(steps is not None and steps < 1 for steps in every):
+            raise ConfigError(f"model_every_steps of a callback must be at least 1, or None: got {every}.")
+        self.every: list[int | None] = run.world.broadcast_tree(every)
+        """After how many steps each callback wants it, on every rank; None: after each evaluation."""
+        self._values: object = None
+
+    def show(self, step: int, *, to_all: bool) -> None:
+        """Show the model after a step to those that are due then. Collective: every rank must call this.
+
+        Args:
+            step: -1 is before the first one.
+            to_all: whether all are due.
+        """
+        values = None if self._run.evaluation is None else self._run.evaluation.last_values
+        is_evaluated, self._values = values is not self._values, values
+        due = [
+            number
+            for number, every in enumerate(self.every)
+            if to_all or (is_evaluated if every is None else (step + 1) % every == 0)
+        ]
+        if not due:
+            return
+        self._observers.catch_up()
+        heartbeat.note = (CALLBACK, step, None)
+        model = self._run.training.evaluated_model
+        with self._run.evaluation_weights(), self._run.reducer.whole(model):
+            if self._callbacks:
+                self._look([self._callbacks[number] for number in due], step, model)
+
+    def _look(self, callbacks: Sequence[Callback], step: int, model: nn.Module) -> None:
+        """Show the model in a way that leaves no trace in the run, and hand on what the callbacks log."""
+        epoch, runner = self._run.loader.end_of(step).epoch if step >= 0 else -1, self._run.training.runner
+        logged: list[Media] = []
+        with (
+            noting(lambda: f"in on_model of a callback after step {step + 1}"),
+            kept_random_state(),
+            torch.no_grad(),
+            runner.precision.forward(),
+            # Texts of many lengths would use up how often torch compiles the model.
+            torch.compiler.set_stance("force_eager") if self._run.config.compile else nullcontext(),
+            register_module_forward_hook(_note_progress),
+        ):
+            for callback in callbacks:
+                set_random_state(callback_seed(runner.seed, step))
+                object.__setattr__(callback, "logged_media", logged)  # a frozen dataclass may be a callback
+                with eval_mode(model):
+                    callback.on_model(epoch + 1, step + 1, model)
+                object.__setattr__(callback, "logged_media", None)
+        for media in logged:
+            for callback in self._observers.callbacks:
+                callback.on_media(epoch + 1, step + 1, media)
+
+
+def _note_progress(*_: object) -> None:
+    heartbeat.num_pieces += 1
 
 
 def _end(callback: Callback, _kind: object, error: BaseException | None, _traceback: object) -> None:

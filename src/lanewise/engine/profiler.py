@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from lanewise.engine.run.run import Run
 from lanewise.engine.step.metrics import StepReport
 from lanewise.errors import StorageError
 from lanewise.runs.file import replace_text, writing
@@ -17,6 +18,14 @@ from lanewise.runs.file import replace_text, writing
 logger = logging.getLogger(__name__)
 
 _NUM_OPERATORS = 40
+
+
+def profiled(reports: Iterator[StepReport], run: Run, folder: Path, next_step: int) -> Iterator[StepReport]:
+    """Yield the reports of a run, and profile the steps of `train.profile_steps`; see `StepProfiler`."""
+    if not run.config.train.profile_steps:
+        return reports
+    first, last = run.config.train.profile_steps
+    return StepProfiler((first, last), folder, run.world.rank, run.world.device).follow(reports, next_step)
 
 
 @final

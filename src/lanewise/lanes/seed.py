@@ -47,6 +47,11 @@ def evaluation_seed(seed: int, step: int, lane: int) -> int:
     return _digest(f"evaluation {seed} {step} {lane}")
 
 
+def callback_seed(seed: int, step: int) -> int:
+    """Return the seed under which a callback uses the model after a step; -1 is before the first one."""
+    return _digest(f"callback {seed} {step}")
+
+
 def metric_seed(seed: int, name: str) -> int:
     """Return the seed under which the metrics of an eval dataset are computed from all lanes' counts."""
     return _digest(f"metric {seed} {name}")

@@ -3,9 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lanewise.config import RunConfig
+from lanewise.errors import TaskError
+from lanewise.runs.media import Media, to_png
+
+if TYPE_CHECKING:
+    from torch import nn
 
 TAKEN_NAMES = frozenset({"loss", "weight", "grad_norm", "learning_rate", "skipped_steps"})
 """What the trainer reports of each step itself, so that no metric of a loss may have such a name."""
@@ -28,7 +35,7 @@ class RunStart:
 
 
 class Callback:
-    """Observes a run on rank 0. It receives numbers and changes nothing; every method is optional.
+    """Observes a run on rank 0, and changes nothing; every method is optional.
 
     Epochs and steps count from 1, over the whole run, as on the console and in metrics.jsonl.
 
@@ -37,13 +44,17 @@ class Callback:
         on_epoch        after the last step of an epoch, or of the run, where the dataset counts what it reads
         on_evaluation   after each evaluation, which follows its step
         on_best         after the best model so far was written, which follows its evaluation
+        on_model        when a start begins, after each evaluation or every so many steps, after the last step
+        on_media        after a callback logged a text or an image in its on_model
         on_end          after the last step, or after the error that ends the run
 
-    On a GPU the methods are called while the next step is already computed.
+    On a GPU the methods are called while the next step is already computed, but for on_model.
 
     Each of them but on_end may call `stop`.
     """
 
+    model_every_steps: int | None = None
+    """Steps from one call of `on_model` to the next; None: it is called after each evaluation."""
     stop_reason: str | None = None
     """Why this callback ends the run; None while it does not."""
 
@@ -79,6 +90,48 @@ class Callback:
 
     def on_best(self, epoch: int, step: int, model_file: Path) -> None:
         """Take the path of the model that is the best so far by `evaluate.best`."""
+
+    def on_model(self, epoch: int, step: int, model: "nn.Module") -> None:
+        """Use the model, to generate or to draw; log what it makes by `log_text`, `log_image`, `log_figure`.
+
+        All processes wait for it. It is called under a random state of its own, without gradients, and leaves
+        no trace in the run. Under `fsdp` the weights are whole on each process meanwhile.
+
+        Args:
+            epoch: the epoch of the last step; 0 before the first one.
+            step: the last step; 0 before the first one.
+            model: what is evaluated, the average where there is one; in evaluation mode, on the device.
+        """
+
+    def on_media(self, epoch: int, step: int, media: Media) -> None:
+        """Take a text or an image that a callback logged."""
+
+    def log_text(self, name: str, text: str) -> None:
+        """Log a text, in `on_model`: to TensorBoard, the trackers, media.jsonl and the report."""
+        self._log(Media(name, text=text))
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Log an image, in `on_model`, likewise.
+
+        Args:
+            name: what it is called there.
+            image: a tensor, an array or an image of PIL: [height, width], or with 1, 3 or 4 channels as the
+                first or the last dimension; floats from 0 to 1, or integers from 0 to 255.
+        """
+        self._log(Media(name, png=to_png(image)))
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Log a figure of matplotlib, in `on_model`, likewise."""
+        figure.savefig(file := BytesIO(), format="png")
+        self._log(Media(name, png=file.getvalue()))
+
+    logged_media: list[Media] | None = None
+    """What `on_model` logged so far; None outside of it."""
+
+    def _log(self, media: Media) -> None:
+        if self.logged_media is None:
+            raise TaskError(f"{type(self).__name__} logs {media.name} outside of on_model. Log it there.")
+        self.logged_media.append(media)
 
     def on_end(self, error: BaseException | None) -> None:
         """Flush and close; `error` is what ended the run early."""

@@ -23,6 +23,7 @@ class RunDir:
         config.yaml               the resolved configuration, which `lanewise train` accepts
         run.jsonl                 a JSON object for each start of the run, and for each end
         metrics.jsonl             a JSON object for each logged step and for each evaluation
+        media.jsonl               a JSON object for each text and each image that a callback logged
         phases/rank-00000.jsonl   one file for each rank: what it spent its time on
         logs/rank-00000.log       one file for each rank
         model.safetensors         the trained weights under the plain module's names
@@ -39,6 +40,7 @@ class RunDir:
         self.config = path / "config.yaml"
         self.record = path / "run.jsonl"
         self.metrics = path / "metrics.jsonl"
+        self.media = path / "media.jsonl"
         self.phases = path / "phases"
         self.model = path / "model.safetensors"
         self.averaged_model = path / "averaged.safetensors"
@@ -133,7 +135,7 @@ class RunDir:
 
     def _remove(self) -> None:
         """Remove the files of a run; the checkpoints, from which it could go on, last."""
-        files = (self.config, self.record, self.metrics, *self._models)
+        files = (self.config, self.record, self.metrics, self.media, *self._models)
         folders = (
             self.phases,
             self.log(0).parent,

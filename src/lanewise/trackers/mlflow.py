@@ -1,10 +1,12 @@
 """Sends the numbers of a run to MLflow."""
 
 import json
+from io import BytesIO
 from typing import Any, ClassVar, final
 
 from lanewise.runs.callback import RunStart
 from lanewise.runs.dir import RunDir
+from lanewise.runs.media import Media
 from lanewise.trackers.tracker import End, Line, Tracker, flat_config, name_of
 
 _RUN_ID = "lanewise.run_id"
@@ -63,6 +65,16 @@ class MLflow(Tracker):
         milliseconds = int(1000 * line.seconds)
         metrics = [Metric(name, value, milliseconds, line.step) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
+
+    def send_media(self, line: Line, media: Media) -> None:
+        """See `Tracker`. An artifact, which takes the place of one that was sent before."""
+        from PIL import Image
+
+        file = f"media/{media.name}/{line.step:06d}"
+        if media.png is None:
+            self._client.log_text(self._run_id, media.text or "", f"{file}.txt")
+        else:
+            self._client.log_image(self._run_id, Image.open(BytesIO(media.png)), f"{file}.png")
 
     def close(self, end: End) -> None:
         """See `Tracker`."""

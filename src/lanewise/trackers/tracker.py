@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 from lanewise.errors import ConfigError, PreemptedError, text_of
 from lanewise.runs.callback import LineCallback, RunStart
 from lanewise.runs.dir import RunDir
+from lanewise.runs.media import Media
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,9 @@ class Tracker(LineCallback, ABC):
     def send(self, line: Line) -> None:
         """Send a line."""
 
+    def send_media(self, line: Line, media: Media) -> None:
+        """Send a text or an image, which was logged after a line; by default it stays in media.jsonl."""
+
     @abstractmethod
     def close(self, end: End) -> None:
         """Send how it ended, and wait until everything is stored."""
@@ -81,11 +86,17 @@ class Tracker(LineCallback, ABC):
     def on_start(self, start: RunStart) -> None:
         """See `Callback`."""
         self._more, self._end = threading.Event(), None
+        self._media: deque[tuple[int, Media]] = deque()
         self._thread = threading.Thread(target=self._mirror, args=(start,), daemon=True)
         self._thread.start()
 
     def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `LineCallback`."""
+        self._more.set()
+
+    def on_media(self, epoch: int, step: int, media: Media) -> None:
+        """See `Callback`."""
+        self._media.append((step, media))
         self._more.set()
 
     def on_end(self, error: BaseException | None) -> None:
@@ -118,6 +129,9 @@ class Tracker(LineCallback, ABC):
             for line in self._read(run_dir.metrics):
                 if line.number > last:
                     self.send(line)
+                    last = line.number
+                while self._media and self._media[0][0] <= line.step:
+                    self.send_media(line, self._media.popleft()[1])
             assert self._end is not None
             is_finished = self._end == "finished" and run_dir.model.exists()
             digest = hashlib.sha256(run_dir.model.read_bytes()).hexdigest() if is_finished else None
@@ -131,8 +145,9 @@ class Tracker(LineCallback, ABC):
             )
 
     def _read(self, metrics: Path) -> Iterator[Line]:
-        """Yield the lines that are there and those that come, until the run ends."""
+        """Yield the lines that are there and those that come, until the run ends; the last one repeatedly."""
         number, rest, offset = 0, b"", 0
+        line: Line | None = None
         while True:
             self._more.clear()
             is_last = self._end is not None
@@ -144,7 +159,10 @@ class Tracker(LineCallback, ABC):
                 *whole, rest = (rest + read).split(b"\n")
                 for text in whole:
                     number += 1
-                    yield _line(number, json.loads(text))
+                    line = _line(number, json.loads(text))
+                    yield line
+            if line is not None:  # for what was logged after it
+                yield line
             if is_last:
                 return
             self._more.wait()

@@ -2,10 +2,13 @@
 
 import shutil
 from dataclasses import asdict
+from html import escape
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, final
 
 from lanewise.runs.callback import RunStart
+from lanewise.runs.media import Media
 from lanewise.trackers.tracker import End, Line, Tracker, name_of
 
 _LAST_LINE = "lanewise-last-line"
@@ -64,6 +67,15 @@ class WandB(Tracker):
         """See `Tracker`. The number of the line is what W&B calls the step."""
         self._last = line.number
         self._run.log({"epoch": line.epoch, "step": line.step, **line.values}, step=line.number)
+
+    def send_media(self, line: Line, media: Media) -> None:
+        """See `Tracker`."""
+        import wandb
+        from PIL import Image
+
+        text = f"<pre>{escape(media.text or '')}</pre>"
+        shown = wandb.Image(Image.open(BytesIO(media.png))) if media.png else wandb.Html(text)
+        self._run.log({media.name: shown}, step=line.number)
 
     def close(self, end: End) -> None:
         """See `Tracker`."""

@@ -46,11 +46,11 @@ def test_a_class_is_a_class_config():
         ({"warmup": 0}, "scheduler.name, scheduler.class_path or scheduler.warmup must be given"),
         (
             {"class_path": "a.B", "min_lr_factor": 0.1},
-            "scheduler.min_lr_factor is of a scheduler with a name: got 0.1 and no name. Leave it out",
+            "scheduler.min_lr_factor needs a name, and num_cycles the name cosine: got 0.1, 1 and name null.",
         ),
         (
             {"name": "wsd", "num_cycles": 2},
-            'scheduler.num_cycles is of scheduler.name cosine: got num_cycles 2 and name "wsd". Leave it',
+            'scheduler.min_lr_factor needs a name, and num_cycles the name cosine: got 0.0, 2 and name "wsd"',
         ),
         (
             {"name": "cosine", "min_lr": 1e-5},

@@ -10,6 +10,7 @@ import pytest
 
 from lanewise.errors import ConfigError, PreemptedError
 from lanewise.runs.callback import RunStart
+from lanewise.runs.media import Media
 from lanewise.trackers import CSV, WandB
 from lanewise.trackers import tracker as module
 from lanewise.trackers.tracker import End, Line, Tracker
@@ -26,6 +27,7 @@ class Kept(Tracker):
         super().__init__()
         self.last, self.fails_at = last, fails_at
         self.lines: list[Line] = []
+        self.media: list[tuple[int, str]] = []
         self.end: End | None = None
 
     def open(self, start: RunStart) -> int:
@@ -35,6 +37,9 @@ class Kept(Tracker):
         if line.number == self.fails_at:
             raise ConnectionError("nobody answers")
         self.lines.append(line)
+
+    def send_media(self, line: Line, media: Media) -> None:
+        self.media.append((line.step, media.name))
 
     def close(self, end: End) -> None:
         self.end = end
@@ -154,3 +159,16 @@ def test_a_csv_file_has_a_row_for_each_line_and_a_column_for_each_name(tmp_path)
         {"epoch": "1", "step": "1", "time": "101.0", "train/loss": "0.5", "held_out/loss": ""},
         {"epoch": "1", "step": "1", "time": "101.0", "train/loss": "", "held_out/loss": "0.25"},
     ]
+
+
+def test_what_was_logged_follows_the_line_of_its_step(tmp_path):
+    kept = Kept()
+    kept.on_start(start(tmp_path))
+    kept.on_media(0, 0, Media("before", text="a"))
+    for step in (1, 2):
+        write(tmp_path, step)
+        kept.on_step(1, step, {})
+        kept.on_media(1, step, Media(f"after {step}", text="b"))
+    kept.on_end(None)
+    assert kept.media == [(1, "before"), (1, "after 1"), (2, "after 2")]
+    assert [line.step for line in kept.lines] == [1, 2]

@@ -83,8 +83,7 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
     def values(*micro_batches: Sequence[int]) -> dict[str, float]:
         metrics = _metrics(probed)
         for positions in micro_batches:
-            lane = replace(probed.lane_of(chosen(samples, positions)), evaluates=True)
-            _update(probed, lane, (metrics,))
+            _update(probed, replace(probed.lane_of(chosen(samples, positions)), evaluates=True), (metrics,))
         return named_values(metrics)
 
     of_means: _Values = {}

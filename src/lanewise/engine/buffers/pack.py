@@ -199,15 +199,19 @@ def evaluating(modules: Collection[nn.Module]) -> Iterator[None]:
     Raises:
         TaskError: if the evaluation changed a parameter.
     """
-    versions = [
-        (name, parameter, parameter._version)
+
+    def state_of(parameter: torch.Tensor) -> tuple[object, ...]:  # without a copy of it
+        return parameter._version, parameter.dtype, parameter.device
+
+    parameters = [
+        (name, parameter, state_of(parameter))
         for module in modules
         for name, parameter in module.named_parameters()
     ]
     with kept_buffers(modules):
         yield
-    for name, parameter, version in versions:
-        if parameter._version != version:
+    for name, parameter, state in parameters:
+        if state_of(parameter) != state:
             raise TaskError(
                 f"an evaluation changed parameter {name}, differently on each process. Only the optimizer "
                 "may change parameters; keep what a forward maintains in a buffer."

@@ -1,7 +1,7 @@
 """Evaluates a model on each sample exactly once, with the same result on any number of processes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -97,7 +97,7 @@ class Evaluator:
             )
         is_whole = self.lanes.loss_method != "loss" and not self.lanes.has_eval_loss
         self._whole = TaskLoss(self.lanes) if is_whole else None
-        self._gathers = self.reducer is not None and task.eval_forward is not Task.eval_forward
+        self._gathers = task.eval_forward is not Task.eval_forward
         self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
         """Names of the values that `run` returns, but for what a loss reports, which no one knows before; a
         metric with several values has names `key/name` there."""
@@ -126,7 +126,8 @@ class Evaluator:
                 raise PreemptedError(_STOPPED.format(eval_set.name))
             local: dict[int, _LaneResult] | None = None
             outputs: dict[int, list[LaneOutputs]] = {}
-            with suppress(PreemptedError), self._whole_model(), _eval_mode(self.model), torch.no_grad():
+            whole = self.reducer.whole(self.model) if self.reducer and self._gathers else nullcontext()
+            with suppress(PreemptedError), whole, eval_mode(self.model), torch.no_grad():
                 local = self._run_lanes(eval_set, outputs, wants_stop)
             lanes: dict[int, _LaneResult] = {}
             for rank_lanes, rank_stops in self.world.all_gather_tree((local, wants_stop())):
@@ -175,7 +176,7 @@ class Evaluator:
             raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
         eval_set = sets[name]
         local: dict[tuple[int, int], Prediction] = {}
-        with _eval_mode(self.model), torch.no_grad():
+        with eval_mode(self.model), torch.no_grad():
             for lane, outputs in self._compute(eval_set, lambda lane, data: lane.forward(self.model, data)):
                 with named_lane(lane.batch):
                     chosen = self.lanes.task.predict(outputs, lane.batch.data)
@@ -266,10 +267,6 @@ class Evaluator:
         evaluate = evaluate_lanes if self._gathers or self.reducer is None else self.reducer.evaluate
         return evaluate(self.model, map(lane_of, batches), num_batches, compute)
 
-    def _whole_model(self) -> AbstractContextManager[object]:
-        """Return a context in which a forward of the task's own may call the model as often as it likes."""
-        return self.reducer.whole(self.model) if self._gathers and self.reducer is not None else nullcontext()
-
     def _metrics_for(self, eval_set: EvalSet) -> Mapping[str, "Metric"]:
         return self.lanes.task.build_metrics() if eval_set.has_metrics else {}
 
@@ -292,7 +289,7 @@ class Evaluator:
             num_batches = max(self.world.all_gather_tree(max(outputs, default=-1))) + 1
         local: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         gathered = nullcontext() if self.reducer is None else self.reducer.gathered(self.model)
-        with _eval_mode(self.model), torch.no_grad(), gathered:
+        with eval_mode(self.model), torch.no_grad(), gathered:
             for number in range(num_batches):
                 own = sorted(outputs.get(number, ()), key=attrgetter("lane"))
                 batch = gather_outputs(own, number, self.world, self.placement.most)
@@ -324,12 +321,12 @@ class Evaluator:
                 f"the loss reports {taken[0]}, and {eval_set.name}/{taken[0]} is a value of the metrics of "
                 "build_metrics too. Give one of them another name."
             )
-        of_loss = {name: of_losses.pop(name) for name in ("loss",) if name in of_losses}
-        return {**of_loss, **metrics, **of_losses}
+        of_loss = {"loss": of_losses.pop("loss")} if "loss" in of_losses else {}
+        return of_loss | metrics | of_losses
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Put every module into evaluation mode, and afterwards back into its own mode, with its own buffers.
 
     A module may update statistics during an evaluation too. Without the restored buffers, these statistics,

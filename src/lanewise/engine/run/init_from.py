@@ -1,8 +1,8 @@
 """Gives a new model the weights of a file or of another run."""
 
+import fnmatch
 import logging
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -18,9 +18,6 @@ from lanewise.runs.file import open_regular, reading
 
 logger = logging.getLogger(__name__)
 
-_MOST_NAMES = 5
-"""How many names a line lists."""
-
 
 def init_model(model: nn.Module, config: InitFromConfig, rank: int) -> None:
     """Copy the weights that `train.init_from` names into a model; rank 0 logs which are missing or not used.
@@ -34,17 +31,17 @@ def init_model(model: nn.Module, config: InitFromConfig, rank: int) -> None:
         CheckpointError: if there are no such weights, none is of the model, or one has another shape; or if
             `leave_out` or `prefixes` fit no name.
     """
-    file = _find(Path(config.path))
+    file = _find(Path(config.path).expanduser())
     found = read_model(file) if file.suffix == ".safetensors" else _read_torch(file)
     saved = {_renamed(name, config.prefixes): tensor for name, tensor in found.items()}
     # The tensors themselves, since tied ones are one.
     state = model.state_dict(keep_vars=True) | grown_buffers(model, saved)
     current = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    fitting = {pattern: fnmatch.filter({*current, *saved}, pattern) for pattern in config.leave_out}
+    left_out = {name for names in fitting.values() for name in names}
     unused = [old for old in config.prefixes if not any(name.startswith(old) for name in found)]
-    unused += [
-        text for text in config.leave_out if not any(_fits(name, [text]) for name in {*current, *saved})
-    ]
-    kept = {name: value for name, value in current.items() if not _fits(name, config.leave_out)}
+    unused += [pattern for pattern, names in fitting.items() if not names]
+    kept = {name: value for name, value in current.items() if name not in left_out}
     given = {name: saved[name] for name in kept if name in saved}
     if unused or not given:
         what = f"fits {', '.join(map(repr, unused))}" if unused else "is in both"
@@ -65,7 +62,7 @@ def init_model(model: nn.Module, config: InitFromConfig, rank: int) -> None:
             kept[name].copy_(value)
     filled = {kept[name] for name in given}
     missing = [name for name, value in kept.items() if value not in filled]
-    unknown = [name for name in saved if name not in current and not _fits(name, config.leave_out)]
+    unknown = [name for name in saved if name not in current and name not in left_out]
     if rank == 0:
         text = f"the run begins with {len(given)} weights of {file}"
         text += f"; new, as they are not in it: {_listed(missing)}" if missing else ""
@@ -76,14 +73,13 @@ def init_model(model: nn.Module, config: InitFromConfig, rank: int) -> None:
 def _find(path: Path) -> Path:
     """Return the file of weights that a path names; of a run the one that `evaluate` takes."""
     run_dir = RunDir(path)
-    if not path.is_dir():
-        return path
-    for file in (run_dir.averaged_model, run_dir.model):
+    files = [run_dir.averaged_model, run_dir.model] if path.is_dir() else [path]
+    for file in files:
         if file.exists():
             return file
     raise CheckpointError(
-        f"train.init_from: {path} has no {run_dir.model.name}, so it is no run that has ended. Name one, or "
-        f"a file, such as {run_dir.best_model}."
+        f"train.init_from: there is no {files[-1]}. Name the folder of a run that has ended, or a file of "
+        "weights, such as RUN_DIR/best.safetensors."
     )
 
 
@@ -118,17 +114,13 @@ def _tensors_of(tree: Any) -> dict[str, torch.Tensor]:
     return tensors if all(str(name).endswith("_extra_state") for name in named.keys() - tensors) else {}
 
 
-def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
+def _renamed(name: str, prefixes: Mapping[str, Any]) -> str:
     """Return the name that a tensor of the file has in the model."""
     old = max(filter(name.startswith, prefixes), key=len, default="")
-    return prefixes.get(old, old) + name.removeprefix(old)
-
-
-def _fits(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return f"{prefixes.get(old) or ''}{name.removeprefix(old)}"
 
 
 def _listed(names: Iterable[str]) -> str:
-    """List names, or the first of them where there are many."""
-    first, more = list(names)[:_MOST_NAMES], list(names)[_MOST_NAMES:]
+    """List names, or the first five of them where there are more."""
+    first, more = list(names)[:5], list(names)[5:]
     return ", ".join(first) + (f" and {len(more):,} more" if more else "")

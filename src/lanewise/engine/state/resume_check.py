@@ -24,7 +24,6 @@ def identify(
     """
     scheduler, early_stopping = config.scheduler, config.evaluate.early_stopping
     best, compiled, optimizer = config.evaluate.best, config.compile, config.optimizer
-    init_from = config.train.init_from
     return {
         "lanes": asdict(config.batch),
         "dataset": dataset,
@@ -44,7 +43,7 @@ def identify(
         if early_stopping is None
         else {**asdict(early_stopping), "mode": early_stopping.resolved_mode},
         "task": plain(config.task),
-        "init_from": None if init_from is None else plain(init_from),
+        "init_from": config.train.init_from and plain(config.train.init_from),
     }
 
 

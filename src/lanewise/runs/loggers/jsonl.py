@@ -1,16 +1,19 @@
-"""Writes metrics.jsonl: one JSON object for each logged step and for each evaluation."""
+"""Writes metrics.jsonl, an object for each logged step and each evaluation, and media.jsonl likewise."""
 
 import logging
 import math
 import os
 import re
 import time
+from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
 from lanewise.runs.callback import LineCallback
+from lanewise.runs.dir import RunDir
 from lanewise.runs.file import JsonLines, json_object, open_regular, replacing, writing
+from lanewise.runs.media import Media
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +36,24 @@ class JsonlLogger(LineCallback):
     """
 
     def __init__(self, path: Path, after_step: int = 0, *, evaluates_first: bool = False) -> None:
-        self._lines = JsonLines(path)
+        media = RunDir(path.parent).media
+        self._lines, self._media = JsonLines(path), JsonLines(media)
         cut(path, after_step, evaluates_first=evaluates_first)
+        cut(media, after_step - 1)  # a start shows the model first
 
     def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `LineCallback`."""
         self._lines.write(columns_of(epoch, step, values))
 
+    def on_media(self, epoch: int, step: int, media: Media) -> None:
+        """See `Callback`."""
+        shown = {"png": b64encode(media.png).decode()} if media.png else {"text": media.text}
+        self._media.write({"epoch": epoch, "step": step, "time": time.time(), "name": media.name, **shown})
+
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`."""
         self._lines.close()
+        self._media.close()
 
 
 def columns_of(epoch: int, step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:

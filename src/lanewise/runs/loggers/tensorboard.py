@@ -3,17 +3,21 @@
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
+from textwrap import indent
 from typing import final
 
 import google_crc32c
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
 
 from lanewise.runs.callback import LineCallback
 from lanewise.runs.file import writing
+from lanewise.runs.media import Media
 
 
 @final
@@ -35,11 +39,25 @@ class TensorBoardLogger(LineCallback):
 
     def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """See `LineCallback`."""
-        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step, [Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+
+    def on_media(self, epoch: int, step: int, media: Media) -> None:
+        """See `Callback`."""
+        if media.png is not None:
+            width, height = struct.unpack_from(">II", media.png, 16)
+            image = Summary.Image(width=width, height=height, encoded_image_string=media.png)
+            self._write(step, [Summary.Value(tag=media.name, image=image)])
+        elif media.text is not None:
+            plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+            as_code = indent(media.text, "    ", lambda _: True)  # TensorBoard reads Markdown
+            tensor = TensorProto(dtype=DT_STRING, string_val=[as_code.encode(errors="backslashreplace")])
+            self._write(step, [Summary.Value(tag=media.name, metadata=plugin, tensor=tensor)])
+
+    def _write(self, step: int, values: Sequence[Summary.Value]) -> None:
         with writing(self._folder):
             if self._file is None:
                 self._file = self._open()
-            self._file.write(_record(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars))))
+            self._file.write(_record(Event(wall_time=time.time(), step=step, summary=Summary(value=values))))
 
     def on_end(self, error: BaseException | None) -> None:
         """See `Callback`."""

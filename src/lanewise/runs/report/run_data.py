@@ -48,6 +48,8 @@ class RunData:
     findings: LogFindings
     tables: Sequence[tuple[str, Mapping[str, Any]]]
     """What `verify` and `bench` wrote into the folder, by the name of the file."""
+    media: Sequence[Mapping[str, Any]] = ()
+    """The lines of media.jsonl: texts, and images as PNG in base64."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -82,7 +84,10 @@ def read_run(folder: Path, name: str) -> RunData:
     problems += why
     moments = sorted([*_moments(events), *_checkpoints(run_dir.checkpoints)])
     tables = list(_tables(folder))
-    return RunData(name, read_status(folder), config, series, phases, moments, findings, tables, problems)
+    media = JsonLinesReader(run_dir.media) if run_dir.media.exists() else ()
+    shown = [line for line in media if {"name", "step"} <= line.keys()][-100:]  # for the size of the page
+    of_run = name, read_status(folder), config, series, phases, moments, findings, tables
+    return RunData(*of_run, shown, problems)
 
 
 def _config(file: Path) -> tuple[Mapping[str, Any], list[str]]:

@@ -67,7 +67,9 @@ def test_a_run_gives_its_average_where_it_has_one(tmp_path):
 
 
 def test_a_run_that_has_not_ended_names_what_it_lacks(tmp_path):
-    with pytest.raises(CheckpointError, match=r"has no model\.safetensors, .* such as .*/best\.safetensors"):
+    with pytest.raises(
+        CheckpointError, match=r"there is no .*/model\.safetensors\. .* such as .*/best\.safetensors"
+    ):
         filled(Classifier(), tmp_path)
 
 

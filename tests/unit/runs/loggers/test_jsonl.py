@@ -8,6 +8,7 @@ import pytest
 from lanewise.errors import StorageError
 from lanewise.runs.loggers import jsonl
 from lanewise.runs.loggers.jsonl import JsonlLogger
+from lanewise.runs.media import Media
 
 
 def strict(line: str) -> dict:
@@ -116,6 +117,21 @@ def test_a_run_that_evaluates_again_cuts_what_that_evaluation_gave(tmp_path, eva
     path.write_text("".join([*steps, evaluation, later[1]]))
     JsonlLogger(path, 2, evaluates_first=evaluates_first)
     assert path.read_text() == "".join(steps if evaluates_first else [*steps, evaluation])
+
+
+def test_texts_and_images_are_lines_of_a_file_of_their_own(tmp_path):
+    logger = JsonlLogger(tmp_path / "metrics.jsonl")
+    logger.on_media(0, 0, Media("text", text="a\nb"))
+    logger.on_media(1, 4, Media("image", png=b"\x89PNG"))
+    logger.on_end(None)
+    first = {"epoch": 0, "step": 0, "name": "text", "text": "a\nb"}
+    assert lines_of(tmp_path / "media.jsonl") == [
+        first,
+        {"epoch": 1, "step": 4, "name": "image", "png": "iVBORw=="},
+    ]
+    assert not (tmp_path / "metrics.jsonl").exists()
+    JsonlLogger(tmp_path / "metrics.jsonl", after_step=4)  # which shows the model first
+    assert lines_of(tmp_path / "media.jsonl") == [first]
 
 
 DAMAGES = [

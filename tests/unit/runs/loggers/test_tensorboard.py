@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lanewise.errors import StorageError
 from lanewise.runs.loggers.tensorboard import TensorBoardLogger
+from lanewise.runs.media import Media, to_png
 
 
 def scalars_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -29,6 +31,20 @@ def test_every_metric_is_a_scalar_at_its_step(tmp_path):
         "time/data_seconds": [(0, 0.25), (7, 0.5)],
         "test/accuracy": [(7, 0.75)],
     }
+
+
+def test_texts_and_images_stand_at_their_step(tmp_path):
+    logger = TensorBoardLogger(tmp_path)
+    logger.on_media(0, 0, Media("sample", text="one\n\n  # two"))
+    logger.on_media(1, 3, Media("digit", png=to_png(np.zeros((2, 5)))))
+    logger.on_end(None)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert events.SummaryMetadata("sample").plugin_data.plugin_name == "text"
+    (text,) = events.Tensors("sample")
+    assert (text.step, text.tensor_proto.string_val) == (0, [b"    one\n    \n      # two"])
+    (image,) = events.Images("digit")
+    assert (image.step, image.width, image.height) == (3, 5, 2)
+    assert image.encoded_image_string.startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf")])

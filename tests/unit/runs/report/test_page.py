@@ -158,3 +158,18 @@ def test_a_json_file_may_be_anything(tmp_path, tree):
     folder = write_run(tmp_path / "a", [START], [step(1, 1.0)])
     (folder / "some.json").write_text(tree)
     assert page_of((folder, "a"))
+
+
+def test_texts_and_images_are_shown_as_what_they_are(tmp_path):
+    run = write_run(tmp_path / "run", lines=[step(1, 2.0)])
+    media = [
+        {"epoch": 0, "step": 0, "name": "sample", "text": "<b>bold</b>"},
+        {"epoch": 1, "step": 3, "name": 'di"git', "png": 'iVBORw=="><script>'},
+        {"step": 3, "name": {"a": 1}, "text": 5},
+        {"nothing": 1},
+    ]
+    (run / "media.jsonl").write_text("".join(json.dumps(line) + "\n" for line in media))
+    page = without_scripts(page_of((run, "run")))
+    assert '<pre tabindex="0">&lt;b&gt;bold&lt;/b&gt;</pre>' in page
+    assert "run: sample after step 0" in page
+    assert 'src="data:image/png;base64,iVBORw==&#34;&gt;&lt;script&gt;"' in page
