@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lanewise.engine.transforms.activation_checkpointing import checkpoint_activations
     from lanewise.processes.world.machine import local_rank_zero_first
     from lanewise.runs.callback import Callback, RunStart
-    from lanewise.task import Loss, Task
+    from lanewise.task import Loss, Task, UpdatedStep
 
 __all__ = [
     "Callback",
@@ -20,6 +20,7 @@ __all__ = [
     "RunStart",
     "Task",
     "TrainResult",
+    "UpdatedStep",
     "checkpoint_activations",
     "evaluate",
     "load",
@@ -37,6 +38,7 @@ _MODULES = {
     "RunStart": "lanewise.runs.callback",
     "Task": "lanewise.task",
     "TrainResult": "lanewise.commands.jobs.api",
+    "UpdatedStep": "lanewise.task",
     "checkpoint_activations": "lanewise.engine.transforms.activation_checkpointing",
     "evaluate": "lanewise.commands.jobs.api",
     "load": "lanewise.commands.jobs.api",

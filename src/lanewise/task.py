@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -41,6 +41,16 @@ class Loss:
     `<dataset>/<name>`. A lane that leaves out a name counts as (0, 0); in the first step of a run some lane
     must report each name.
     """
+    gather: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    """What `Task.after_update` gets of all lanes, by name: tensors, in any nested dicts, lists, tuples and
+    dataclasses, whose first dimension are rows, as many as the lane has. Rows are in lane order, without a
+    gradient. Each lane with samples must give the same names, containers, dtypes and trailing shapes.
+    """
+    total: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    """What `Task.after_update` gets added up over all lanes, by name: tensors of equal shapes, likewise.
+
+    Integers and bools are added as int64, bfloat16 and float16 as float32.
+    """
 
     @classmethod
     def mean(
@@ -49,18 +59,60 @@ class Loss:
         weight: torch.Tensor | float,
         *,
         metrics: Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]] | None = None,
+        gather: Mapping[str, Any] | None = None,
+        total: Mapping[str, Any] | None = None,
     ) -> "Loss":
         """Make a loss of a mean over `weight` units, as most models return it.
 
         A Hugging Face model returns the mean over the target tokens, so their number is the weight.
         """
-        return cls(value * weight, weight, metrics=metrics)
+        return cls(value * weight, weight, metrics=metrics, gather=gather, total=total)
+
+
+class StepProgress(NamedTuple):
+    """Where in the run a step is."""
+
+    number: int
+    """How many steps were taken before."""
+    epoch: int
+    """The index of its epoch."""
+    num_steps: int | None
+    """How many steps the run has in all; None of a stream that ends with its data."""
+
+    @property
+    def fraction(self) -> float | None:
+        """The part of the run that was trained before, from 0 to 1; None where `num_steps` is."""
+        return self.number / self.num_steps if self.num_steps else None
+
+
+@dataclass(frozen=True)
+class UpdatedStep:
+    """A step whose update was made, as `Task.after_update` gets it: the same on every process."""
+
+    gathered: Mapping[str, Any]
+    """The rows of all lanes in lane order, by the names of `Loss.gather`."""
+    totals: Mapping[str, Any]
+    """The sums over all lanes, by the names of `Loss.total`."""
+    loss: float
+    """Weighted mean of the loss over the global batch."""
+    weight: float
+    """Weight of the global batch."""
+    num_samples: int
+    """Samples of the global batch."""
+    progress: StepProgress
+    """Where in the run the step is."""
 
 
 class Task(ABC):
     """The user's model, data and loss on one device; its constructor arguments are the configuration.
 
     Every process builds an equal task. Nothing in it may depend on the rank or the number of processes.
+    """
+
+    step_state: Sequence[str] = ()
+    """Names of buffers, or of modules with all buffers below, that lanes only read and `after_update` writes.
+
+    They are not merged after a step, and cost it nothing; a lane that changes one is an error.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -146,6 +198,18 @@ class Task(ABC):
             Tensors whose first dimension is the samples, in any nested containers; by default nothing.
         """
         return None
+
+    def after_update(self, model: nn.Module, step: UpdatedStep) -> None:  # noqa: B027 - most have none
+        """Change the model once in each step that updated it, after the optimizer and its scheduler.
+
+        For state of the whole step: queues, teachers, codebooks, balances (docs/state.md). Called on every
+        process, without gradients, under equal random state; every process must do the same. It may write
+        parameters and buffers in place, and nothing else: what it keeps in attributes, no checkpoint has.
+
+        Args:
+            model: the module; under `data_parallel` that of the first device, which the others follow.
+            step: what the lanes gave in `Loss.gather` and `Loss.total`, of all lanes.
+        """
 
     @classmethod
     def loss_method(cls) -> str:

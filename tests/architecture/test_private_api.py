@@ -444,7 +444,7 @@ PRIVATE = {
     ),
     "._version": Private(
         "engine/buffers/pack.py engine/step/guard/changed_parameters.py "
-        "engine/step/guard/foreign_gradients.py commands/plan/measure.py "
+        "engine/step/guard/foreign_gradients.py engine/step/after_update.py commands/plan/measure.py "
         "commands/verify/probe.py",
         *VERSION,
         lambda: torch.Tensor,

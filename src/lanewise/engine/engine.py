@@ -90,11 +90,10 @@ class Engine:
         self._pass.is_logged = run.log_interval.ends_with
         if saving is not None:
             self._pass.vote = saving.vote
-        self._losses = self._choose_losses()
         metrics = StepMetrics(
             run.log_interval, run.phases, run.training.model, loss_scale, with_norms=config.log.gradients
         )
-        self.step = TrainStep(self._pass, self._losses, run.training, metrics)
+        self.step = TrainStep(self._pass, self._choose_losses(), run.training, metrics)
         takes_closure = needs_closure(type(run.training.optimizer), is_asked=run.training.closure)
         self.take_step = ClosureStep(self.step).run if takes_closure else self.step.run
         """Takes a step, of which it gets the number and the batches of this process. Collective."""
@@ -203,7 +202,6 @@ class Engine:
     def close(self) -> None:
         """Stop the background work of the reducer."""
         self.reducer.close()
-        self._losses.close()
 
     @property
     def _ends_early(self) -> bool:

@@ -13,6 +13,7 @@ from lanewise.lanes.placement import lane_ranges as lane_ranges
 from lanewise.lanes.schedule import LaneTurn as LaneTurn
 from lanewise.lanes.schedule import Schedule as Schedule
 from lanewise.lanes.schedule import SequentialSchedule as SequentialSchedule
+from lanewise.lanes.seed import after_update_seed as after_update_seed
 from lanewise.lanes.seed import backward_seed as backward_seed
 from lanewise.lanes.seed import batch_loss_seed as batch_loss_seed
 from lanewise.lanes.seed import callback_seed as callback_seed

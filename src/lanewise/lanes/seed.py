@@ -34,6 +34,11 @@ def update_seed(seed: int, step: int, repeat: int = 0) -> int:
     return _digest(f"update {seed} {step} {repeat}" if repeat else f"update {seed} {step}")
 
 
+def after_update_seed(seed: int, step: int) -> int:
+    """Return the seed of what a task does after the update of a step, on every rank."""
+    return _digest(f"after update {seed} {step}")
+
+
 def batch_loss_seed(seed: int, step: int, lane: int | None = None, *, evaluates: bool = False) -> int:
     """Return the seed of a loss of all samples of a step, or of the part of it that is of a lane's samples.
 

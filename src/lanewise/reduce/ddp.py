@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lanewise.config import CompressionName, Equality
 from lanewise.lanes import LaneTurn, Node, Placement
 from lanewise.processes.world.world import World
-from lanewise.reduce.all_reduce import open_all_reduce
+from lanewise.reduce.all_reduce import AllReduce, open_all_reduce
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.compression import CompressedAllReduce
 from lanewise.reduce.pending import is_dense, new_tree_sum
@@ -49,6 +49,8 @@ class DDPReducer(Reducer):
         on_bucket: called inside the last lane's backward, when the gradients of a bucket are complete.
     """
 
+    _all_reduce: AllReduce
+
     def __init__(
         self,
         model: nn.Module,
@@ -60,8 +62,7 @@ class DDPReducer(Reducer):
         on_bucket: Callable[[], None],
     ) -> None:
         super().__init__(model, placement.num_lanes, equality)
-        self._num_lanes = placement.num_lanes
-        self._world_size = world.world_size
+        self._num_processes = world.world_size
         self._on_bucket = on_bucket
         self._turn: LaneTurn | None = None
         self._earlier: list[tuple[Node, dict[torch.Tensor, torch.Tensor]]] = []
@@ -140,7 +141,7 @@ class DDPReducer(Reducer):
 
     def close(self) -> None:
         """See `Reducer`."""
-        self._all_reduce.close()
+        super().close()
         for hook in self._hooks:
             hook.remove()
         # DDP holds its hook, which holds this object: a reference cycle through C++, which python does not
@@ -172,7 +173,7 @@ class DDPReducer(Reducer):
         if self._compressed is not None:
             return self._compressed.start(bucket)
         flat = bucket.buffer()
-        return self._all_reduce.start([flat], range(self._world_size), flat)
+        return self._all_reduce.start([flat], range(self._num_processes), flat)
 
 
 def _call_in_backward(loss_sum: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:

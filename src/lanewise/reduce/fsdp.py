@@ -31,6 +31,7 @@ from lanewise.processes.device.accelerator import move
 from lanewise.processes.device.nested import copied, tensors_in
 from lanewise.processes.world.shards import is_sharded, whole
 from lanewise.processes.world.world import World
+from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.blocks import find_blocks, require_no_batch_norm
 from lanewise.reduce.caller import Caller
 from lanewise.reduce.fsdp_group import gather_before_backward, kept_whole, reshard, send_zeros_for_unused
@@ -109,6 +110,8 @@ class FSDPReducer(Reducer):
         self.replicas = [model]
         self.parameters = trained_parameters(model)  # sharded by `adopt`
         self._sums: list[TreeReduceScatter] = []
+        self._is_exact, self._num_processes = equality == "exact", world.world_size
+        self._open_all_reduce = partial(open_all_reduce, world, placement, equality)
         for module in self._sharded(model):
             self._hook_gathered(module)
             if equality == "exact":
@@ -272,6 +275,7 @@ class FSDPReducer(Reducer):
 
     def close(self) -> None:
         """See `Reducer`."""
+        super().close()
         for hook in self._hooks:
             hook.remove()
         self._callers.clear()

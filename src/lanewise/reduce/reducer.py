@@ -11,7 +11,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lanewise.config import Equality
 from lanewise.data import LaneBatch
-from lanewise.lanes import LaneTurn
+from lanewise.lanes import LaneTurn, Present
+from lanewise.reduce.all_reduce import AllReduce
 from lanewise.reduce.pending import PendingGradients, zero_gradient
 
 T = TypeVar("T")
@@ -117,11 +118,17 @@ class Reducer(ABC):
     forward_is_collective: bool
     """Whether a process waits in a forward for the others, so that all must run equally many forwards."""
 
+    _num_processes = 1
+    _all_reduce: AllReduce | None = None
+    """Sums over processes; under fsdp opened when it is first needed, as gradients travel in other ways."""
+    _open_all_reduce: Callable[[], AllReduce]
+
     def __init__(self, model: nn.Module, num_lanes: int, equality: Equality) -> None:
         self.replicas = [model]
         self.parameters = trained_parameters(model)
         self.forward_is_collective = False
-        self._pending = PendingGradients(self.parameters, num_lanes) if equality == "exact" else None
+        self._num_lanes, self._is_exact = num_lanes, equality == "exact"
+        self._pending = PendingGradients(self.parameters, num_lanes) if self._is_exact else None
 
     def adopt(self, module: nn.Module) -> None:
         """Place another module like the model, such as its average, on the same devices in the same way."""
@@ -227,5 +234,26 @@ class Reducer(ABC):
         """
         return evaluate_lanes(module, lanes, num_lanes, compute)
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to stop
+    def sum_subtrees(self, sums: list[torch.Tensor], present: Present, flat: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a flat tensor over all lanes of a step, added as gradients are.
+
+        Collective: every rank must call this.
+
+        Args:
+            sums: what this process's lanes come to in the tree; may be overwritten.
+            present: the lanes that are in the step.
+            flat: gives size and dtype where there are no sums; may be overwritten.
+        """
+        if self._num_processes == 1:
+            (total,) = sums
+            return total
+        if self._all_reduce is None:
+            self._all_reduce = self._open_all_reduce()
+        if not self._is_exact:  # the units are processes, each of which has one sum
+            sums, present = [sum(sums, torch.zeros_like(flat))], range(self._num_processes)
+        return self._all_reduce.start(sums, present, sums[-1] if sums else flat).wait()
+
+    def close(self) -> None:
         """Stop the background work."""
+        if self._all_reduce is not None:
+            self._all_reduce.close()

@@ -12,7 +12,7 @@ forward count. Changes in its backward do not, since activation checkpointing ru
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from lanewise.engine.buffers.pack import (
     BufferPack,
     Form,
     PackLook,
+    Place,
     as_meta,
     forms_of,
     kind_of,
@@ -32,6 +33,9 @@ from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.device.accelerator import float64_device, start_copy_to_host
 from lanewise.processes.world.world import World
+
+StepState: TypeAlias = Sequence[Sequence[Place]]
+"""For each replica, the places of the buffers that no lane writes, in one order."""
 
 
 @dataclass
@@ -64,10 +68,18 @@ class LaneBuffers:
         modules: for each replica, all modules whose forward runs in a lane; read when the first lane begins.
         world: the processes.
         placement: which process carries which lanes.
+        step_state: which buffers are not merged; read when the first lane begins.
     """
 
-    def __init__(self, modules: Sequence[Collection[nn.Module]], world: World, placement: Placement) -> None:
+    def __init__(
+        self,
+        modules: Sequence[Collection[nn.Module]],
+        world: World,
+        placement: Placement,
+        step_state: StepState = (),
+    ) -> None:
         self._modules = modules
+        self._step_state = step_state
         self._world = world
         self._float64_device = float64_device(world.device)
         self._is_one_device = world.world_size == 1 and len(modules) == 1
@@ -85,7 +97,7 @@ class LaneBuffers:
         """Give a lane, on the replica that is next, the values at the start of the step."""
         if self._packs is None:
             self._packs, self.changes = self._find_packs(), []
-        if not self._packs:
+        if not self._packs and len(self._step_state) < 2:
             return
         if self._num_begun:
             for packs in self._packs:
@@ -95,7 +107,9 @@ class LaneBuffers:
         self._num_begun += 1
 
     def _find_packs(self) -> list[tuple[BufferPack, ...]]:
-        return list(zip(*map(pack_buffers, self._modules), strict=True))
+        left_out = [place for places in self._step_state for place in places]
+        packs = [pack_buffers(modules, left_out) for modules in self._modules]
+        return list(zip(*packs, strict=True))
 
     def _begin_step(self) -> None:
         self.check()
@@ -109,6 +123,10 @@ class LaneBuffers:
             first.note_start()
             for other in others:
                 other.follow(first)
+        for first_place, *other_places in zip(*self._step_state, strict=True):
+            for place in other_places:
+                if place.tensor is not None and first_place.tensor is not None:
+                    place.tensor.copy_(first_place.tensor)
 
     def end(self, turn: LaneTurn, num_samples: int) -> None:
         """Record the buffers after the forward of a lane with `num_samples` samples."""
@@ -157,6 +175,7 @@ class LaneBuffers:
             TaskError: if lanes gave a buffer different shapes.
         """
         if not self._packs:
+            self._num_begun = 0
             return
         if len(self._lanes[0].turn.present) == 1 and self._is_one_device:
             self._lanes, self._num_begun = [], 0
@@ -277,7 +296,8 @@ def _refuse(pack: BufferPack, turn: LaneTurn, value: torch.Tensor, expected: tor
             raise TaskError(
                 f"integer buffer {name} differs between the lanes of step {turn.step + 1}: "
                 f"lane {turn.lane} made {made.tolist()} of it, and the first {other.tolist()}. "
-                "Register it as a float buffer, which is averaged, or make it equal in all lanes. In a "
+                "What all lanes make together, such as a queue or counts, is written after the update "
+                "(docs/state.md). Register a statistic as a float buffer, which is averaged. In a "
                 "module of others settle it in build_model: calibrate an observer of quantisation-aware "
                 "training there, by forwards after prepare_qat, and switch it off by "
                 "model.apply(torch.ao.quantization.disable_observer)."

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias, final
 import torch
 from torch import nn
 
-from lanewise.errors import TaskError
+from lanewise.errors import MOST_SHOWN, TaskError
 
 CHANGED, RESHAPED = 1.0, 2.0
 """The value that a lane reports for a pack whose values changed, and for one with a buffer of another form.
@@ -46,12 +46,17 @@ class PackLook(NamedTuple):
     """The form of each buffer; None for a buffer that is None."""
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """The place of a buffer: `module._buffers[key]`."""
 
     name: str
     module: nn.Module
     key: str
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The buffer."""
+        return self.module._buffers[self.key]
 
 
 @final
@@ -65,7 +70,7 @@ class BufferPack:
             None.
     """
 
-    def __init__(self, places: Sequence[_Place]) -> None:
+    def __init__(self, places: Sequence[Place]) -> None:
         self._places = places
         self.names = [place.name for place in places]
         self._tensors: list[torch.Tensor | None] = [None] * len(places)
@@ -181,6 +186,29 @@ def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
+def find_places(model: nn.Module, names: Collection[str]) -> list[Place]:
+    """Return the places of buffers by their names, or of all buffers below modules.
+
+    Raises:
+        TaskError: if there is neither a buffer nor a module with buffers of some name.
+    """
+    everything = [
+        Place(f"{prefix}.{key}" if prefix else key, module, key)
+        for prefix, module in model.named_modules()
+        for key in module._buffers
+    ]
+    found = {
+        name: [place for place in everything if f"{place.name}.".startswith(f"{name}.")] for name in names
+    }
+    if missing := [name for name, places in found.items() if not places]:
+        raise TaskError(
+            f"step_state names {missing[0]}, and the model has no such buffer, nor a module of this name "
+            f"with buffers."
+            f" It has {', '.join(place.name for place in everything[:MOST_SHOWN]) or 'no buffer'}."
+        )
+    return [place for place in everything if any(place in places for places in found.values())]
+
+
 @contextmanager
 def kept_buffers(modules: Collection[nn.Module]) -> Iterator[None]:
     """Run a block, and afterwards put all buffers of the modules back to their values before it."""
@@ -218,18 +246,20 @@ def evaluating(modules: Collection[nn.Module]) -> Iterator[None]:
             )
 
 
-def pack_buffers(modules: Collection[nn.Module]) -> list[BufferPack]:
-    """Pack every buffer of the modules; if there are several modules, names begin with the module's number.
+def pack_buffers(modules: Collection[nn.Module], left_out: Collection[Place] = ()) -> list[BufferPack]:
+    """Pack the buffers of the modules; if there are several modules, names begin with the module's number.
 
-    Sparse buffers are left out: they have no elements that could be averaged.
+    Sparse buffers are left out, which have no elements that could be averaged, and those at given places.
     """
-    packs: dict[object, list[_Place]] = {}
+    out = {(module, key) for _, module, key in left_out}
+    packs: dict[object, list[Place]] = {}
     for number, root in enumerate(modules):
         for prefix, module in root.named_modules():
             for key, tensor in module._buffers.items():
                 name = ".".join(part for part in (prefix, key) if part)
-                place = _Place(f"{number}:{name}" if len(modules) > 1 else name, module, key)
-                if tensor is None or tensor.layout is torch.strided:
+                place = Place(f"{number}:{name}" if len(modules) > 1 else name, module, key)
+                is_packed = tensor is None or tensor.layout is torch.strided
+                if is_packed and (module, key) not in out:
                     packs.setdefault(_pack_key(tensor) or place.name, []).append(place)
     return list(map(BufferPack, packs.values()))
 

@@ -3,7 +3,7 @@
 import atexit
 import os
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,7 +26,7 @@ from lanewise.config import (
 )
 from lanewise.data.collate import collate as default_collate
 from lanewise.data.lane_stream import Stream
-from lanewise.engine.buffers.pack import evaluating
+from lanewise.engine.buffers.pack import evaluating, find_places
 from lanewise.engine.evaluation.eval_set import build_eval_set
 from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
 from lanewise.engine.own_loop.datasets import OwnDatasets
@@ -126,7 +126,13 @@ class Lanes:
         self._is_closed = False
         set_random_state(model_seed(seed))
 
-    def prepare(self, model: nn.Module, *, compression: CompressionName | None = None) -> nn.Module:
+    def prepare(
+        self,
+        model: nn.Module,
+        *,
+        compression: CompressionName | None = None,
+        step_state: Sequence[str] = (),
+    ) -> nn.Module:
         """Move a model to this process's device, and prepare the reduction of its gradients.
 
         The returned model is the user's own module, without a wrapper.
@@ -134,6 +140,8 @@ class Lanes:
         Args:
             model: a module that is equal on every rank.
             compression: how its gradients travel in `close`: `bf16` or `fp16`; None: they are not compressed.
+            step_state: names of buffers, or of modules with all buffers below, that no lane writes: they are
+                not merged. The loop writes them once in a step, after `optimizer.step()` (docs/state.md).
 
         Raises:
             ConfigError: if the grade rules the compression out.
@@ -143,6 +151,7 @@ class Lanes:
         """
         if model in self._prepared.passes:
             raise TaskError("this model was prepared before. Call lanes.prepare(model) once.")
+        self._prepared.step_state[0].extend(find_places(model, step_state))
         distributed = replace(self._distributed, compression=compression)
         reducer = build_reducer(model, self._placement, self._world, distributed)
         self._prepared.passes[model] = build_pass(
@@ -153,6 +162,7 @@ class Lanes:
             equality=self._distributed.equality,
             loss_scale=None if self._precision.loss_scale is None else LossScale(),
             modules=[self._prepared.passes],
+            step_state=self._prepared.step_state,
         )
         self._prepared.digests[model] = digests_left_out(model)
         return model

@@ -9,6 +9,7 @@ from torch import nn
 
 from lanewise.config import Equality
 from lanewise.data import LaneBatch, LaneSource
+from lanewise.engine.buffers.pack import Place
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lanes import StepBatches
 from lanewise.engine.step.message import means
@@ -37,6 +38,8 @@ class Prepared:
     """What computes the gradients of each model."""
     shared: dict[nn.Module, SharedLoss] = field(default_factory=dict)
     """What runs the lanes of each model with which `Step.batch_loss` is used."""
+    step_state: list[list[Place]] = field(default_factory=lambda: [[]])
+    """The buffers of all models that no lane writes; see `LaneBuffers`."""
     digests: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
     """What `digests_left_out` returned of each model when it was prepared."""
 
@@ -44,8 +47,6 @@ class Prepared:
         """Stop the background work."""
         for pass_ in self.passes.values():
             pass_.reducer.close()
-        for shared in self.shared.values():
-            shared.close()
 
 
 @final
@@ -266,6 +267,23 @@ class Step:
         return means(self._done().totals.metrics)
 
     @property
+    def gathered(self) -> Mapping[str, Any]:
+        """The rows of all lanes in lane order, by the names of `Loss.gather`, in the last pass."""
+        joined = self._done().totals.joined
+        return {} if joined is None else joined.gathered
+
+    @property
+    def totals(self) -> Mapping[str, Any]:
+        """The sums over all lanes, by the names of `Loss.total`, in the last pass."""
+        joined = self._done().totals.joined
+        return {} if joined is None else joined.totals
+
+    @property
+    def allows_update(self) -> bool:
+        """Whether the step may update: its weight is not 0, and no fp16 gradient overflowed."""
+        return self._done().allows_update
+
+    @property
     def grad_norm(self) -> torch.Tensor:
         """L2 norm of the gradient before any clipping, a scalar on the device."""
         norm = self._done().norm
@@ -275,8 +293,8 @@ class Step:
     def _done(self) -> Gradient:
         if self._gradient is None:
             raise TaskError(
-                "loss, weight, metrics and grad_norm are known when the loop over the step's micro-batches "
-                "has ended, not before."
+                "loss, weight, metrics, gathered, totals and grad_norm are known when the loop over the "
+                "step's micro-batches has ended, not before."
             )
         return self._gradient
 

@@ -22,6 +22,7 @@ from lanewise.engine.samples.source import build_source
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.resume_check import identify, plain
 from lanewise.engine.state.run_state import RunState
+from lanewise.engine.step.after_update import build_after_update
 from lanewise.engine.step.lane_error import explain_memory
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.metrics import LogInterval
@@ -89,7 +90,14 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
     last_step = _last_step(config, loader)
     scheduler, plateau = build_scheduler(config, optimizer, last_step)
     training = Training(
-        lanes, model, optimizer, scheduler, average, config.optimizer.closure, config.train.max_grad_norm
+        lanes,
+        model,
+        optimizer,
+        scheduler,
+        build_after_update(lanes, model, average, last_step),
+        average,
+        config.optimizer.closure,
+        config.train.max_grad_norm,
     )
     evaluator = build_evaluator(config, lanes, training.evaluated_model, world, placement, reducer)
     evaluation: Evaluation | None = None

@@ -6,6 +6,8 @@ from typing import final
 
 from lanewise.data import StepEnd
 from lanewise.engine.run.run import Run
+from lanewise.engine.step.after_update import has_after_update
+from lanewise.engine.step.guard.equal_state import require_equal_state
 from lanewise.errors import CheckpointError, PreemptedError
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
@@ -81,11 +83,14 @@ class Saving:
 
         Raises:
             CheckpointError: if this save, or the one before, failed.
+            TaskError: if what the task does after an update differs between processes.
             PreemptedError: if the run stops here.
         """
         deadline = time.monotonic() + self._config.preempt_seconds
         if stops:  # the previous save may still be in progress
             self._finish_before(deadline, step)
+        if has_after_update(self._run.training.runner.task):
+            require_equal_state(self._run.training.model, self._run.world, step)
         manifest = Manifest(step=step + 1, metric=metric, identity=self._run.identity, files=())
         self._saver.save(self._state.take(), manifest)
         self._last_save = time.monotonic()

@@ -5,16 +5,21 @@ from collections.abc import Callable, Collection, Sequence
 from torch import nn
 
 from lanewise.config import Equality
-from lanewise.engine.buffers.buffers import LaneBuffers
+from lanewise.engine.buffers.buffers import LaneBuffers, StepState
+from lanewise.engine.buffers.pack import find_places
 from lanewise.engine.precision import LossScale
+from lanewise.engine.step.after_update import has_after_update
 from lanewise.engine.step.guard.changed_parameters import ChangedParameters, held_modules, held_parameters
 from lanewise.engine.step.guard.collectives import CollectiveDetector
+from lanewise.engine.step.guard.equal_state import EqualState
 from lanewise.engine.step.guard.first_step import FirstStep
 from lanewise.engine.step.guard.foreign_gradients import ForeignGradients, TrainedParameters
 from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.guard.own_generators import OwnGenerators
+from lanewise.engine.step.guard.partly_written import PartlyWritten
 from lanewise.engine.step.guard.shared_backward import SharedBackward
+from lanewise.engine.step.joining import Joining
 from lanewise.engine.step.lanes import LaneFeed
 from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.phases import Phases
@@ -36,6 +41,7 @@ def build_pass(  # noqa: PLR0913 - the parts of a run, as arguments
     modules: Sequence[Collection[nn.Module]],
     metric_names: Collection[str] = (),
     task: Task | None = None,
+    step_state: StepState = (),
 ) -> Pass:
     """Build it, with all that is looked at in the first steps.
 
@@ -50,15 +56,20 @@ def build_pass(  # noqa: PLR0913 - the parts of a run, as arguments
             may be added until the first step.
         metric_names: names of metrics that losses reported before the run was resumed.
         task: of the run; its attributes are looked at in the first steps, as the model's are.
+        step_state: without a task, which buffers no lane writes; see `LaneBuffers`.
     """
     collectives = CollectiveDetector(reducer, world, placement, equality)
     holders, held = ({}, {}) if task is None else ({"task": task}, held_parameters(task))
     # Every process calls batch_loss once in each step, and may fill a table in it.
     by_lanes = task is not None and task.loss_method() != "batch_loss"
+    if task is not None:
+        step_state = [find_places(replica, task.step_state) for replica in reducer.replicas]
     looks: list[Look] = [
         collectives,
         ForeignGradients(reducer),
-        ChangedParameters(reducer, world, held, held_modules(task) if by_lanes else {}),
+        ChangedParameters(reducer, world, held, held_modules(task) if by_lanes else {}, step_state),
+        PartlyWritten(reducer, world, step_state),
+        EqualState(reducer.replicas[0], world),
         ForeignLeaves(reducer, modules[0], held),
         OwnGenerators(reducer.replicas[0], **holders),
         FirstStep(reducer, world),
@@ -68,5 +79,6 @@ def build_pass(  # noqa: PLR0913 - the parts of a run, as arguments
     rules: list[Callable[[LaneTurn], None]] = [TrainedParameters(reducer)]
     if world.world_size > 1:
         rules.append(collectives.require_even)
-    feed = LaneFeed(reducer, world, LaneBuffers(modules, world, placement), phases, rules, looks)
-    return Pass(feed, StepMessage(world, placement, loss_scale, metric_names, equality))
+    feed = LaneFeed(reducer, world, LaneBuffers(modules, world, placement, step_state), phases, rules, looks)
+    joining = Joining(reducer, world, placement, is_on=task is not None and has_after_update(task))
+    return Pass(feed, StepMessage(world, placement, loss_scale, metric_names, equality, joining=joining))

@@ -220,10 +220,6 @@ class LaneLosses(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Stop the background work."""
-        return
-
 
 @final
 @dataclass

@@ -14,6 +14,8 @@ import torch
 from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.engine.precision import LossScale
+from lanewise.engine.step.joining import Joined, Joining
+from lanewise.engine.step.parts import NO_PARTS
 from lanewise.engine.step.terms import LaneLoss, require_weight
 from lanewise.engine.step.wire import LaneRow, Term, Told, Votes, start_exchange
 from lanewise.errors import MOST_SHOWN, NonFiniteLossError, TaskError, WorldError, shorten
@@ -48,6 +50,8 @@ class StepTotals:
     """How many samples of a stream each lane has in the next step; None where the dataset has an index."""
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Sum and weight of each metric of the losses, over all lanes."""
+    joined: Joined | None = None
+    """What the lanes gave for the whole step; None where they never give anything."""
 
     def __post_init__(self) -> None:
         sums, weights = [], []
@@ -95,6 +99,7 @@ class StepMessage:
         loss_scale: keeps fp16 gradients in range; None where losses are not scaled.
         metric_names: names of metrics that lanes reported before the run was resumed.
         equality: the grade, in which a loss of all samples must be equal on all processes.
+        joining: joins what the lanes give for the whole step.
     """
 
     def __init__(
@@ -104,6 +109,8 @@ class StepMessage:
         loss_scale: LossScale | None,
         metric_names: Collection[str] = (),
         equality: Equality = "exact",
+        *,
+        joining: Joining,
     ) -> None:
         self._world = world
         self._placement = placement
@@ -113,6 +120,7 @@ class StepMessage:
         self._travels = world.world_size > 1 or world.device.type != "cpu"
         """If not, no tensor is made, whose overhead would show in a small step."""
         self._equality = equality
+        self._joining = joining
         self.find_not_finite: Callable[[], list[int]] = list
         """Returns the lanes of this process with outputs that are not finite, where one loss is of all."""
         self.common_loss: torch.Tensor | float | None = None
@@ -168,6 +176,8 @@ class StepMessage:
         self._samples[lane] = batch.indices
         if loss.metrics:
             self._metrics[lane] = self._known_metrics(loss.metrics)
+        if self._metric_names is None or self._joining.is_on or (loss.parts or NO_PARTS) is not NO_PARTS:
+            self._joining.add(batch, loss.parts)
         value: torch.Tensor | float = 0.0
         if loss.value is not None:
             value = loss.value.item() if loss.value.is_cpu else loss.value.detach()
@@ -209,27 +219,31 @@ class StepMessage:
         """
         if self._metric_names is None:
             own = set(self._known_names).union(*self._metrics.values())
-            told_names = self._world.all_gather_tree(sorted(own))
-            self._metric_names = tuple(sorted(set[str]().union(*told_names)))
+            told = self._world.all_gather_tree((sorted(own), self._joining.offer()))
+            self._metric_names = tuple(sorted(set[str]().union(*(names for names, _ in told))))
+            self._joining.agree([offer for _, offer in told], batch.turn.step)
         if names := self._metric_names:
             self._rows = [
                 LaneRow(lane, (*terms, *(self._metrics.get(lane, {}).get(name, _ABSENT) for name in names)))
                 for lane, terms in self._rows
             ]
-        self._present = batch.turn.present
+        num_terms = 1 + len(names)
+        if self._joining.is_on:
+            num_terms += self._joining.num_terms
+            self._rows = [LaneRow(lane, (*terms, *self._joining.terms(lane))) for lane, terms in self._rows]
+        self._batch = batch
         seconds = None if computed_seconds is None or self._world.world_size == 1 else computed_seconds()
         self._told = Told(self._rows, votes, buffer_changes, seconds, self.common_loss, batch.upcoming)
         self.common_loss = None
         if self._travels:
-            num_terms = 1 + len(self._metric_names)
             self._wait = start_exchange(self._told, self._world, self._placement.most, num_terms)
 
     def receive(self) -> StepTotals:
         """Wait for the exchange, and return the totals over all lanes.
 
         Raises:
-            TaskError: on every rank, if the processes computed different losses of all samples, or a weight
-                that was on an accelerator cannot be.
+            TaskError: on every rank, if the processes computed different losses of all samples, a weight
+                that was on an accelerator cannot be, or lanes gave different parts.
             WorldError: likewise, if the totals are not of the lanes of the step.
         """
         totals = StepTotals.of(self._wait() if self._travels else [self._told])
@@ -242,15 +256,17 @@ class StepMessage:
                 name: _sum_metric(name, totals.lanes, number)
                 for number, name in enumerate(self._metric_names, 1)
             }
+        if self._joining.is_on:
+            totals.joined = self._joining.join(totals.lanes, self._batch)
         return totals
 
     def _require_present(self, told: Sequence[int]) -> None:
-        if told != list(self._present):
+        if told != list(self._batch.turn.present):
             raise WorldError(
                 f"the processes told of the lanes {shorten(told)}, and the step has "
-                f"{shorten(self._present)}: what some process sent arrived as something else, so the step "
-                "was not taken. Look for a fault of the network, the driver or a device (`lanewise doctor`), "
-                "and go on with --resume."
+                f"{shorten(self._batch.turn.present)}: what some process sent arrived as something else, so "
+                "the step was not taken. Look for a fault of the network, the driver or a device "
+                "(`lanewise doctor`), and go on with --resume."
             )
 
     def _require_agreement(self, told: Sequence[float]) -> None:

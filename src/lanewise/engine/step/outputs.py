@@ -2,12 +2,13 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
+from lanewise.engine.step.rows import gather_rows, row_bytes
 from lanewise.errors import MOST_SHOWN, TaskError
 from lanewise.processes.device.nested import map_leaves, structure, tensors_in
 from lanewise.processes.world.world import World
@@ -131,10 +132,12 @@ def gather_outputs(local: Sequence[LaneOutputs], step: int, world: World, most_l
     for lane, size in (row for header in headers for row in header.rows):
         starts[lane] = slice(start, start + size)
         start += size
-    everything: Iterable[torch.Tensor] = _join(local, world.device)
+    everything = list(_join(local, world.device))
     if world.world_size > 1 and start:
         sizes = [sum(size for _, size in header.rows) for header in headers]
-        everything = _exchange(local, sizes, max(header.row_bytes for header in headers), world)
+        num_rows = [[size] * len(everything) for size in sizes]
+        most_bytes = max(sizes) * max(header.row_bytes for header in headers)
+        everything = gather_rows(everything, num_rows, most_bytes, world)
     num_gradients = max((header.num_gradients for header in headers), key=abs) * start
     dtype = torch.float64 if num_gradients < 0 else torch.float32
     if not local:
@@ -182,11 +185,7 @@ def _sizes(outputs: LaneOutputs) -> tuple[int, int]:
     tensors = list(tensors_in(outputs.values))
     trained = [tensor for tensor in tensors if tensor.requires_grad]
     sign = -1 if any(tensor.dtype in (torch.float64, torch.complex128) for tensor in trained) else 1
-    return sum(map(_row_bytes, tensors)), sign * sum(as_real(tensor).shape[1:].numel() for tensor in trained)
-
-
-def _row_bytes(tensor: torch.Tensor) -> int:
-    return tensor.shape[1:].numel() * tensor.element_size()
+    return sum(map(row_bytes, tensors)), sign * sum(as_real(tensor).shape[1:].numel() for tensor in trained)
 
 
 def _join(local: Sequence[LaneOutputs], device: torch.device) -> Iterator[torch.Tensor]:
@@ -196,38 +195,6 @@ def _join(local: Sequence[LaneOutputs], device: torch.device) -> Iterator[torch.
     """
     for of_lanes in zip(*(tensors_in(of_lane.values) for of_lane in local), strict=True):
         yield torch.cat([tensor.detach().to(device) for tensor in of_lanes]).contiguous()
-
-
-def _exchange(
-    local: Sequence[LaneOutputs], sizes: Sequence[int], row_bytes: int, world: World
-) -> list[torch.Tensor]:
-    """Send the outputs to every process, as bytes of one tensor; return each for the samples of all lanes.
-
-    Collective: every rank must call this.
-
-    Args:
-        local: of this process's lanes.
-        sizes: how many samples each process has.
-        row_bytes: bytes of one sample's outputs.
-        world: the processes.
-    """
-    own = list(_join(local, world.device))
-    sent = torch.zeros(max(sizes), max(1, row_bytes), dtype=torch.uint8, device=world.device)
-    place = 0
-    for tensor in own:
-        flat = tensor.view(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
-        sent[: len(tensor), place : place + flat.shape[1]] = flat
-        place += flat.shape[1]
-    gathered = world.start_all_gather(sent)()
-    rows = torch.cat([of_rank[:size] for of_rank, size in zip(gathered, sizes, strict=True)])
-    everything, place = list[torch.Tensor](), 0
-    for tensor in own:
-        num_bytes = _row_bytes(tensor)
-        # `clone` aligns the bytes, as a view of another type needs them.
-        part = rows[:, place : place + num_bytes].clone(memory_format=torch.contiguous_format)
-        everything.append(part.flatten().view(tensor.dtype).view(len(rows), *tensor.shape[1:]))
-        place += num_bytes
-    return everything
 
 
 def _refuse(local: Sequence[LaneOutputs], step: int, world: World) -> None:

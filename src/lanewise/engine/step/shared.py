@@ -36,7 +36,6 @@ from lanewise.processes.device.nested import tensors_in
 from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.watch.heartbeat import COMMUNICATION, FORWARD
 from lanewise.reduce import LaneWork
-from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.pending import new_tree_sum
 from lanewise.reduce.reducer import trained_parameters
 
@@ -98,8 +97,6 @@ class SharedLoss(LaneLosses):
 
     It is computed alike on every process, or by rows each lane's where it is carried.
 
-    Collective: every rank must construct it.
-
     Args:
         feed: hands out the lanes of the model.
         message: tells the loss to the other processes.
@@ -123,13 +120,9 @@ class SharedLoss(LaneLosses):
         self._reducer, self._world, self._phases = feed.reducer, feed.world, feed.phases
         self._message = message
         self._placement = placement
-        self._equality: Equality = equality
         self._seed = seed
         self._second_forwards = SecondForwards(equality)
         feed.looks.append(self._second_forwards)
-        self._all_reduce = None
-        if self._world.world_size > 1:
-            self._all_reduce = open_all_reduce(self._world, placement, equality)
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
         """See `LaneLosses`."""
@@ -156,11 +149,6 @@ class SharedLoss(LaneLosses):
             # The loss drew since the forward, or on several lanes another forward did.
             set_random_state(backward_seed(self._seed, turn.step, lane.batch.turn.lane))
             yield lane, loss
-
-    def close(self) -> None:
-        """Stop the background work."""
-        if self._all_reduce is not None:
-            self._all_reduce.close()
 
     @property
     def _compares(self) -> bool:
@@ -281,15 +269,10 @@ class SharedLoss(LaneLosses):
                 self._message.agree_on_unit(0.0)  # as a process that has no other lane does
             tree_sum.push((lane, lane + 1), [flat])
         sums = [flat_sum for _, (flat_sum,) in tree_sum.pending]
-        if self._all_reduce is None:
-            (flat,) = sums
-        else:
-            units = turn.present
-            if self._equality == "close":
-                sums, units = [sum(sums, torch.zeros_like(flat))], range(self._world.world_size)
+        if self._world.world_size > 1:
             self._phases.begin(COMMUNICATION, turn.step)
-            flat = self._all_reduce.start(sums, units, sums[-1] if sums else flat).wait()
-            self._phases.begin(FORWARD, turn.step)
+        flat = self._reducer.sum_subtrees(sums, turn.present, flat)
+        self._phases.begin(FORWARD, turn.step)
         of_outputs = outputs.split(flat) if computed else []
         return {
             lane: Share([gradient[outputs.rows[lane]] for gradient in of_outputs], of_parameters, checked)

@@ -141,8 +141,8 @@ class TrainStep:
             training.runner.seed_update(step)  # anew: with shards, processes updated different parameters
             training.scheduler.step()
         forget_gradients(self.pass_.reducer.parameters)
-        if training.average is not None and gradient.allows_update:
-            training.update_average(training.average)
+        if training.after_update is not None and gradient.allows_update:
+            training.after_update(gradient)
         self.pass_.phases.begin(CALLBACK, step)
         heartbeat.has_trained = True
         self.metrics.interval.add(gradient.totals)

@@ -1,8 +1,8 @@
 """What the user's loss may return, checked: terms, each a sum and a weight, and what they report."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Real
@@ -10,6 +10,7 @@ from typing import final
 
 import torch
 
+from lanewise.engine.step.parts import NO_PARTS, LaneParts, lane_parts
 from lanewise.engine.step.wire import Term
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
@@ -38,6 +39,8 @@ class LaneLoss:
     """Whether the task returned a plain mean, whose weight is the number of samples."""
     metrics: Mapping[str, Term] = field(default_factory=dict)
     """What it reports besides."""
+    parts: LaneParts | None = None
+    """What it gives for the whole step; None where there is no lane that could, as of one without samples."""
     share: torch.Tensor | None = None
     """The scalar whose backward gives the lane's outputs their gradient, where the loss is of all samples.
     `value` and `weight` are then the whole loss, which the first lane tells to the others."""
@@ -59,37 +62,24 @@ class LaneLoss:
             return cls()
         value, weight, is_sample_mean = returned, float(num_samples), True
         metrics: Mapping[str, Term] = {}
+        parts = NO_PARTS
         if isinstance(returned, Loss):
             given = returned.weight
             weight = float(start_copy_to_host(given)() if isinstance(given, torch.Tensor) else given)
             value, is_sample_mean = returned.sum, False
             if returned.metrics is not None:
                 metrics = metric_terms(returned.metrics, what)
+            if returned.gather is not None or returned.total is not None:
+                parts = lane_parts(returned.gather, returned.total, what)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            if terms_of(returned):
-                raise TaskError(
-                    f"{what} returned several losses. Each is divided by its own weight over the global "
-                    "batch: give the task loss_weights(batch), which returns these, or None where only the "
-                    "loss knows them; a loop of your own has step.batch_loss (docs/batch_loss.md)."
-                )
-            if isinstance(value, torch.Tensor):
-                of_sum = "a Loss whose sum is " if isinstance(returned, Loss) else ""
-                got = f"{of_sum}a tensor of shape {tuple(value.shape)}"
-            elif isinstance(returned, Loss):
-                got = f"a Loss whose sum is a {type(value).__name__}, not a tensor"
-            else:
-                got = f"{returned!r:.60}"
-            raise TaskError(
-                f"{what} must be a scalar tensor or a Loss: got {got}. "
-                "Give the mean over the micro-batch, or Loss(sum, weight) with the number of its units."
-            )
+            raise _no_scalar(returned, value, what)
         if not 0 <= weight < math.inf:
             raise TaskError(
                 f"{what} has the weight {weight}: need a finite number that is not negative. "
                 "The weight counts the units that were added up."
             )
         if not weight:
-            return cls(is_sample_mean=is_sample_mean, metrics=metrics)
+            return cls(is_sample_mean=is_sample_mean, metrics=metrics, parts=parts)
         if not value.requires_grad and torch.is_grad_enabled():
             raise TaskError(
                 f"{what} has no gradient: nothing would be trained. "
@@ -97,7 +87,7 @@ class LaneLoss:
             )
         if value.dim():
             value = value.reshape(())
-        return cls(value, weight if is_sample_mean else 1.0, weight, is_sample_mean, metrics)
+        return cls(value, weight if is_sample_mean else 1.0, weight, is_sample_mean, metrics, parts)
 
     @property
     def sum(self) -> torch.Tensor | None:
@@ -137,10 +127,10 @@ def check_each(returned: object, num_samples: int, what: str) -> list[LaneLoss]:
     """
     if terms := terms_of(returned):
         checked = [LaneLoss.of(term, num_samples, what) for term in terms]
-        names = Counter(name for loss in checked for name in loss.metrics)
+        names = Counter(name for loss in checked for name in _named_by(loss))
         if twice := [name for name, count in names.items() if count > 1]:
             raise TaskError(
-                f"{what} reports the metric {twice[0]} with several of its terms. Give each its own name."
+                f"{what} reports the {twice[0]} with several of its terms. Give each its own name."
             )
         return checked
     return [LaneLoss.of(returned, num_samples, what)]
@@ -158,13 +148,16 @@ def add_terms(
         num_samples: of the lane.
     """
     metrics = {name: metric for term in terms for name, metric in term.metrics.items()}
+    parts = terms[0].parts
+    if given := [term.parts for term in terms if (term.parts or NO_PARTS) is not NO_PARTS]:
+        parts = LaneParts(*(dict(ChainMap(*kinds)) for kinds in zip(*given, strict=True)))
     value: torch.Tensor | None = None
     for term, weight in zip(terms, weights, strict=True):
         if term.sum is not None and weight:  # a lane without samples repeats those of any other step
             part = term.sum * (num_of_all / weight)
             value = part if value is None else value + part
     weight = float(num_samples) if any(weights) else 0.0
-    return LaneLoss(value, 1.0, weight, is_sample_mean=True, metrics=metrics)
+    return LaneLoss(value, 1.0, weight, is_sample_mean=True, metrics=metrics, parts=parts)
 
 
 def check_whole(returned: object, num_samples: int, what: str) -> LaneLoss:
@@ -219,6 +212,34 @@ def require_weight(name: str, weight: float, place: str = "") -> None:
             f"the metric {name} of the loss has the weight {weight}{place}: need a finite number that is not "
             "negative. The weight counts the units that were added up."
         )
+
+
+def _no_scalar(returned: object, value: object, what: str) -> TaskError:
+    """Return the error for a loss that is no scalar."""
+    if terms_of(returned):
+        return TaskError(
+            f"{what} returned several losses. Each is divided by its own weight over the global "
+            "batch: give the task loss_weights(batch), which returns these, or None where only the "
+            "loss knows them; a loop of your own has step.batch_loss (docs/batch_loss.md)."
+        )
+    if isinstance(value, torch.Tensor):
+        of_sum = "a Loss whose sum is " if isinstance(returned, Loss) else ""
+        got = f"{of_sum}a tensor of shape {tuple(value.shape)}"
+    elif isinstance(returned, Loss):
+        got = f"a Loss whose sum is a {type(value).__name__}, not a tensor"
+    else:
+        got = f"{returned!r:.60}"
+    return TaskError(
+        f"{what} must be a scalar tensor or a Loss: got {got}. "
+        "Give the mean over the micro-batch, or Loss(sum, weight) with the number of its units."
+    )
+
+
+def _named_by(loss: LaneLoss) -> Iterator[str]:
+    """Yield what a term names, each of which the terms of a loss may name once."""
+    gather, total = loss.parts or NO_PARTS
+    for kind, names in (("metric", loss.metrics), ("gathered", gather), ("total", total)):
+        yield from (f"{kind} {name}" for name in names)
 
 
 def _is_scalar(value: object) -> bool:

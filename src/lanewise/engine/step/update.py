@@ -1,6 +1,7 @@
 """What trains a model: its optimizer with a schedule, clipping and an average."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
@@ -10,8 +11,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from lanewise.engine.step.lane_error import explain_memory
 from lanewise.engine.step.lanes import LaneRunner
+from lanewise.engine.step.metrics import Gradient
 from lanewise.errors import ConfigError, LanewiseError, text_of
-from lanewise.runs.checkpoint.model_file import grow_buffers
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Training:
     optimizer: Optimizer
     scheduler: LRScheduler | None
     """Stepped once in each optimizer step."""
+    after_update: Callable[[Gradient], None] | None = None
+    """Called in each step that updated, when its gradient is forgotten; None: there is nothing to do."""
     average: AveragedModel | None = None
     """The exponential moving average of the weights, which is evaluated; None: the model is evaluated."""
     closure: bool = False
@@ -35,11 +38,6 @@ class Training:
     def evaluated_model(self) -> nn.Module:
         """The module to evaluate, and to keep if it is the best."""
         return self.model if self.average is None else self.average.module
-
-    def update_average(self, average: AveragedModel) -> None:
-        """Add the weights to their average."""
-        grow_buffers(average.module, dict(self.model.named_buffers()))
-        average.update_parameters(self.model)
 
 
 def explain(error: Exception, optimizer: Optimizer, *, has_closure: bool = False) -> None:

@@ -4,16 +4,19 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from lanewise import Loss
 from lanewise.data import LaneBatch
 from lanewise.engine.precision import LossScale
+from lanewise.engine.step.joining import Joining
 from lanewise.engine.step.message import StepMessage, StepTotals, means
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.engine.step.wire import LaneRow, Term, Told
 from lanewise.errors import NonFiniteLossError, TaskError, WorldError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import LocalWorld
+from lanewise.reduce.single import SingleReducer
 
 ALONE = LocalWorld(torch.device("cpu"))
 NO_VOTES = (False, False, False)
@@ -21,7 +24,13 @@ NUM_LANES = 40
 
 
 def message(num_lanes: int, scale: LossScale | None = None) -> StepMessage:
-    return StepMessage(ALONE, Placement.of(num_lanes, ALONE), loss_scale=scale)
+    placement = Placement.of(num_lanes, ALONE)
+    return StepMessage(ALONE, placement, loss_scale=scale, joining=joining(ALONE, placement))
+
+
+def joining(world: LocalWorld, placement: Placement) -> Joining:
+    reducer = SingleReducer(nn.Linear(1, 1), placement.num_lanes, "exact")
+    return Joining(reducer, world, placement, is_on=False)
 
 
 def sent(losses: dict[int, object], steps: int = 1) -> StepTotals:
@@ -84,7 +93,8 @@ def test_other_lanes_than_those_of_the_step_are_an_error():
             return lambda: torch.stack([numbers, numbers])
 
     world = Two(torch.device("cpu"))
-    told = StepMessage(world, Placement.of(2, ALONE), loss_scale=None)
+    placement = Placement.of(2, ALONE)
+    told = StepMessage(world, placement, loss_scale=None, joining=joining(world, placement))
     told.begin()
     turn = LaneTurn(0, 0, 0, range(1), present=range(2), is_last=True)
     batch = LaneBatch(turn, (0,), None, 1)

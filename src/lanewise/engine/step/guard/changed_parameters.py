@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import nn
 
+from lanewise.engine.buffers.buffers import StepState
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
@@ -17,7 +18,7 @@ from lanewise.processes.world.shards import is_sharded
 from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
 
-_NORMALISATION = (
+NORMALISATION = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
@@ -47,6 +48,7 @@ class ChangedParameters(Look):
         world: the processes.
         others: further parameters that the user holds, by name.
         modules: modules that the user holds, by name.
+        step_state: the buffers that no lane may write.
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class ChangedParameters(Look):
         world: World,
         others: Mapping[str, nn.Parameter],
         modules: Mapping[str, nn.Module],
+        step_state: StepState,
     ) -> None:
         model = reducer.replicas[0]
         self._reducer = reducer
         self._world = world
         self._modules = modules
+        self._step_state = step_state
         self._buffers: dict[str, int] = {}
         own = dict(model.named_parameters())
         self._named = own | {
@@ -122,6 +126,13 @@ class ChangedParameters(Look):
             if is_other or (is_there and _checksums([parameter]) != [self._whole[name]]):
                 self._refuse(name, turn, where)
         for name, of_buffer in self._look_at_buffers().items():
+            if of_buffer != self._buffers.get(name) and name in self._names_of_step_state():
+                raise TaskError(
+                    f"buffer {name} changed in the {where} of lane {turn.lane} in step {turn.step + 1}, and "
+                    "step_state says that no lane writes it. Give what is new in Loss(..., gather=...) or "
+                    "total=..., and write the buffer in after_update, once in a step (docs/state.md); or "
+                    "leave it out of step_state: then it becomes the mean over the lanes."
+                )
             if of_buffer != self._buffers.get(name):
                 raise TaskError(
                     f"buffer {name} changed in the {where} of lane {turn.lane} in step {turn.step + 1}, and "
@@ -150,19 +161,24 @@ class ChangedParameters(Look):
             f"{name}.{inner}": buffer
             for name, held in self._modules.items()
             for prefix, module in held.named_modules()
-            if module not in own and not (isinstance(module, _NORMALISATION) and module.training)
+            if module not in own and not (isinstance(module, NORMALISATION) and module.training)
             for inner, buffer in module.named_buffers(prefix, recurse=False)
         }
+        for place in self._step_state[0] if self._step_state else ():
+            if place.tensor is not None:
+                buffers[place.name] = place.tensor
         return dict(zip(buffers, _checksums(buffers.values()), strict=True)) if buffers else {}
+
+    def _names_of_step_state(self) -> set[str]:
+        return {place.name for place in self._step_state[0]} if self._step_state else set()
 
     def _refuse(self, name: str, turn: LaneTurn, where: str) -> None:
         raise TaskError(
             f"parameter {name} changed in the {where} of lane {turn.lane} in step {turn.step + 1}. Each "
             "process runs some of the lanes only, so every number of devices would train another model. "
             "Leave updates to the optimizer, which steps after all lanes. Change other weights once in a "
-            "step, on every process, after the optimizer's step: in a loop of your own, or in a hook "
-            "(torch.optim.optimizer.register_optimizer_step_post_hook). Where a forward needs other weights "
-            "for a while, use torch.func.functional_call. Instead of "
+            "step, after it: in the task's after_update, or in a loop of your own (docs/state.md). Where a "
+            "forward needs other weights for a while, use torch.func.functional_call. Instead of "
             "nn.Embedding(max_norm=...) limit the norm in the forward, without changing the weights."
         )
 

@@ -1,0 +1,142 @@
+"""What follows the update of a step on every process: the task's own part, and the average of the weights."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from lanewise.engine.step.lanes import LaneRunner
+from lanewise.engine.step.metrics import Gradient
+from lanewise.errors import TaskError, noting, text_of
+from lanewise.lanes import after_update_seed
+from lanewise.processes.device.random_state import set_random_state
+from lanewise.runs.checkpoint.model_file import grow_buffers
+from lanewise.task import StepProgress, Task, UpdatedStep
+
+_NUM_LOOKS = 2
+"""In how many of its first steps the attributes of a task are looked at."""
+
+
+def has_after_update(task: Task) -> bool:
+    """Tell whether a task does something after an update."""
+    return type(task).after_update is not Task.after_update
+
+
+def build_after_update(
+    runner: LaneRunner, model: nn.Module, average: AveragedModel | None, num_steps: int | None
+) -> Callable[[Gradient], None] | None:
+    """Return what is called in each step that updated; None where there is nothing to do.
+
+    Args:
+        runner: has the task.
+        model: the module on the first device.
+        average: of its weights.
+        num_steps: of the run; None where nobody knows it.
+    """
+    own = OwnUpdate(runner, model, num_steps) if has_after_update(runner.task) else None
+    if average is None:
+        return own
+    # What a task makes of a frozen parameter, such as a teacher, is no path of updates: it stays as it is.
+    both = zip(average.module.parameters(), model.parameters(), strict=True)
+    frozen = [(averaged, parameter) for averaged, parameter in both if not parameter.requires_grad]
+
+    def update(gradient: Gradient) -> None:
+        if own is not None:
+            own(gradient)
+        grow_buffers(average.module, dict(model.named_buffers()))
+        average.update_parameters(model)
+        with torch.no_grad():
+            for averaged, parameter in frozen:
+                averaged.copy_(parameter)
+
+    return update
+
+
+@final
+class OwnUpdate:
+    """Calls `Task.after_update`, and refuses what it must not do.
+
+    Args:
+        runner: has the task.
+        model: see `build_after_update`.
+        num_steps: likewise.
+    """
+
+    def __init__(self, runner: LaneRunner, model: nn.Module, num_steps: int | None) -> None:
+        self._task, self._seed = runner.task, runner.seed
+        self._model = model
+        self._num_steps = num_steps
+        self._num_looks = _NUM_LOOKS
+
+    def __call__(self, gradient: Gradient) -> None:
+        """Call it after a step.
+
+        Raises:
+            TaskError: if it replaces or reshapes a parameter or a buffer, or writes attributes of the task.
+        """
+        totals, turn = gradient.totals, gradient.turn
+        assert totals.joined is not None
+        num_samples, gathered, joined_totals = totals.joined
+        step = UpdatedStep(
+            gathered,
+            joined_totals,
+            totals.loss,
+            totals.weight,
+            num_samples,
+            StepProgress(turn.step, turn.epoch, self._num_steps),
+        )
+        set_random_state(after_update_seed(self._seed, turn.step))
+        before = self._look()
+        with torch.no_grad(), noting(lambda: f"in after_update of step {turn.step + 1}"):
+            try:
+                self._task.after_update(self._model, step)
+            except RuntimeError as error:
+                if "DTensor" in text_of(error):
+                    error.add_note(
+                        "Under distributed.reducer fsdp a parameter is a DTensor, which cannot be mixed with "
+                        "plain tensors. Compute with DTensors alone (lerp_, clamp_), or keep what is mixed "
+                        "with gathered rows in a buffer, which every process has whole."
+                    )
+                raise
+        now = self._look()
+        for name in [*before, *now]:
+            if before.get(name) != now.get(name):
+                self._refuse(name, turn.step)
+        self._num_looks = max(0, self._num_looks - 1)
+
+    def _look(self) -> dict[str, Any]:
+        """Return what must be as it was: forms, and in the first steps the attributes of the task."""
+        kept: dict[str, Any] = {}
+        for name, parameter in self._model.named_parameters():
+            kept[f"parameter {name}"] = id(parameter), parameter.shape
+        for name, buffer in self._model.named_buffers():
+            kept[f"buffer {name}"] = buffer.shape, buffer.dtype
+        if self._num_looks:
+            kept |= {f"attribute {name}": _contents(value) for name, value in vars(self._task).items()}
+        return kept
+
+    def _refuse(self, name: str, step: int) -> None:
+        if name.startswith("attribute"):
+            raise TaskError(
+                f"after_update wrote the {name} of {type(self._task).__name__} in step {step + 1}, which no "
+                "checkpoint has: a run that resumes would go on without it. Keep it in a buffer of the "
+                "model, which step_state names if lanes only read it."
+            )
+        raise TaskError(
+            f"after_update replaced {name}, or gave it another shape, in step {step + 1}. The optimizer, "
+            "other processes and checkpoints have the old one. Write into it in place (copy_, lerp_), and "
+            "register it in build_model with the shape that it keeps."
+        )
+
+
+def _contents(value: Any) -> Any:
+    """Return what changes when a value is replaced, or something is put into it."""
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    if isinstance(value, dict):
+        return id(value), [(key, id(inner)) for key, inner in value.items()]
+    if isinstance(value, list | set):
+        return id(value), list(map(id, value))
+    return id(value)
