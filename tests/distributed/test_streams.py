@@ -89,7 +89,7 @@ def test_loader_workers_and_processes_change_nothing_of_what_is_shuffled(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "shuffle_buffer"), product(KINDS, (0, 6)))
+@pytest.mark.parametrize(("kind", "shuffle_buffer"), [*product(KINDS, (0, 6))])
 def test_each_reducer_goes_on_from_the_checkpoint_of_another(tmp_path, kind, shuffle_buffer):
     whole, _ = single(kind, shuffle_buffer=shuffle_buffer)
     turn = 2 * list(KINDS).index(kind) + bool(shuffle_buffer)
