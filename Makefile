@@ -21,6 +21,9 @@ OLDEST_TORCH = $(shell sed -n 's/^    "torch>=\(.*\)",$$/\1/p' pyproject.toml)
 #     make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
 
+# How many GPUs there must be: make gpu GPUS=4
+GPUS ?= 1
+
 # Further arguments to pytest, for example: make test PYTEST_ARGS="tests/unit -x"
 PYTEST_ARGS ?=
 
@@ -73,7 +76,7 @@ test-all: $(STAMP) ## run every test that needs no GPU
 	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
 
 test-device: $(STAMP) ## run all tests on the emulated accelerator, in every order in which a device may work
-	$(PYTEST) tests/distributed/test_fake_device.py tests/distributed/test_fake_device_mutants.py $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu" tests/gpu $(wildcard tests/distributed/test_fake_device*.py) $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST_STAMP) ## run the architecture and unit tests with the oldest torch that is supported
 	$(OLDEST_VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" \
@@ -97,10 +100,10 @@ fmt: $(STAMP) ## format, and mend what lint can mend by itself
 	$(BIN)/ruff check --fix .
 
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP)) ## run what needs a GPU, and write its table to docs/benchmarks.md
-	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
-	    f"make gpu needs a CUDA device: torch {torch.__version__} of $(GPU_PYTHON) sees none.")'
-	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
-	PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu.py
+	@$(GPU_PYTHON) -c 'import sys, torch; found = torch.cuda.device_count(); sys.exit(None if found >= $(GPUS) else \
+	    f"make gpu needs $(GPUS) CUDA devices: torch {torch.__version__} of $(GPU_PYTHON) sees {found}.")'
+	PYTHONPATH=src timeout 15m $(GPU_PYTHON) -m pytest -m gpu -rs tests/gpu $(PYTEST_ARGS)
+	PYTHONPATH=src timeout 10m $(GPU_PYTHON) benchmarks/gpu.py
 
 benchmarks: $(BENCHMARKS_STAMP) ## compare with hand-written loops and other libraries, and write docs/benchmarks.md (more than an hour)
 	@for name in $(BENCHMARKS); do $(BENCHMARKS_VENV)/bin/python benchmarks/$$name.py --write || exit 1; done

@@ -76,6 +76,7 @@ class _Module(ModuleType):
         self._is_in_bad_fork = native.is_bad_fork
         self.waits = native.waits
         self._num_devices = 2
+        self._waits_before: dict[str, int] | None = None
         self.set_memory_limit = native.set_memory_limit
 
     def set_order(self, order: str) -> None:
@@ -108,6 +109,13 @@ class _Module(ModuleType):
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
+
+    def set_sync_debug_mode(self, mode: str) -> None:
+        """As `torch.cuda`'s: "default" raises an error if the host waited for a value since "error"."""
+        waits = {kind: count for kind, count in self.waits().items() if kind in ("item", "copy", "shape")}
+        before, self._waits_before = self._waits_before, waits if mode == "error" else None
+        if before is not None and before != waits:
+            raise RuntimeError(f"called a synchronizing operation: {before} became {waits}")
 
     def Stream(self, device: Any = None, priority: int = 0) -> torch.Stream:  # noqa: N802 - as torch.cuda.Stream
         return torch.Stream(self._device(device), priority=priority)

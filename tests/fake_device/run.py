@@ -1,4 +1,4 @@
-"""Runs a function in several processes, each on an emulated device of its own."""
+"""Runs a function in several processes, each on a device of its own: an emulated one, or a real one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,31 +24,46 @@ class Ended:
     waits: dict[str, int]
 
 
-def run(function: Callable[..., Any], world_size: int, *args: Any, order: str = "now") -> list[Ended]:
+def run(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    order: str = "now",
+    device_type: str = DEVICE,
+) -> list[Ended]:
     """Call `function(world, *args)` in `world_size` new processes; return what each rank ended with.
 
     Args:
         function: as for `run_distributed`.
         world_size: how many processes; each has the device with the number of its rank.
         args: picklable.
-        order: in which work runs, see `register`.
+        order: in which work of emulated devices runs, see `register`.
+        device_type: that of the devices; a type that torch ships needs one for each process.
     """
-    build()  # not in the processes, which have less time
+    if device_type == DEVICE:
+        build()  # not in the processes, which have less time
     with scratch_folder() as folder:
         place = f"{folder}/store"
-        ended = run_distributed(_call, world_size, place, order, function, args, one_machine=False)
+        ended = run_distributed(
+            _call, world_size, place, order, device_type, function, args, one_machine=False
+        )
     return [Ended(*one) for one in ended]
 
 
-def _call(world: World, place: str, order: str, function: Callable[..., Any], args: Any) -> Any:
+def _call(
+    world: World, place: str, order: str, device_type: str, function: Callable[..., Any], args: Any
+) -> Any:
     """Leave the world of the CPU, and call the function in one of the devices."""
-    module = register(order)
-    module.set_num_devices(NUM_DEVICES)
-    device = torch.device(DEVICE, world.rank)
+    if device_type == DEVICE:
+        register(order).set_num_devices(NUM_DEVICES)
+    device = torch.device(device_type, world.rank)
     torch.accelerator.set_device_index(device)
-    if world.world_size == 1:
-        return function(LocalWorld(device), *args), module.waits()
-    world.close()
-    store = dist.FileStore(place, world.world_size)
-    dist.init_process_group(DEVICE, store=store, rank=world.rank, world_size=world.world_size)
-    return function(GroupWorld(device, store, None), *args), module.waits()
+    new: World = LocalWorld(device)
+    if world.world_size > 1:
+        world.close()
+        store = dist.FileStore(place, world.world_size)
+        backend = dist.get_default_backend_for_device(device)
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size)
+        new = GroupWorld(device, store, None)
+    value = function(new, *args)
+    return value, getattr(torch.get_device_module(device), "waits", dict)()

@@ -1,7 +1,8 @@
-"""`exact` on a GPU: processes that share one card over gloo give the bytes of a single process."""
+"""`exact` on an accelerator: any number of processes and devices give the bytes of a single process."""
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,24 +10,23 @@ import torch
 from torch import nn
 
 from lanewise import Loss
+from lanewise.config import DistributedConfig, FSDPConfig
 from lanewise.engine.engine import build_engine
 from lanewise.processes.device.determinism import set_determinism
-from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, train
 from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 
-pytestmark = pytest.mark.gpu
 SIZES = [3, 1000, 300_000, 5]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_transformer_ends_with_the_same_bytes_and_losses(world_size):
-    alone = run_distributed(train, 1, configure(Language), device="cuda:0")[0]
-    for result in run_distributed(train, world_size, configure(Language), device="cuda:0"):
+def test_a_transformer_ends_with_the_same_bytes_and_losses(device, world_size):
+    (alone,) = device.run(train, 1, configure(Language))
+    for result in device.run(train, world_size, configure(Language)):
         assert result == alone
 
 
-def reduce_on_gpu(world):
+def reduce_on_device(world):
     def value(lane: int, size: int) -> torch.Tensor:
         return cancelling(lane, size).to(world.device)
 
@@ -35,30 +35,54 @@ def reduce_on_gpu(world):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_the_reducer_adds_in_the_tree(world_size):
+def test_the_reducer_adds_in_the_tree(device, world_size):
     expected = [value.numpy().tobytes() for value in in_tree(cancelling, SIZES, 5, range(5))]
-    for result in run_distributed(reduce_on_gpu, world_size, device="cuda:0"):
+    for result in device.run(reduce_on_device, world_size):
         assert result == expected
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32"])
-def test_every_format_ends_with_the_same_bytes(precision):
+def test_every_format_ends_with_the_same_bytes(device, precision):
+    if precision == "tf32" and device.type != "cuda":
+        pytest.skip("tf32 is a format of CUDA's")
     config = configure(Language, precision=precision)
-    alone = run_distributed(train, 1, config, device="cuda:0")[0]
-    for result in run_distributed(train, 2, config, device="cuda:0"):
+    (alone,) = device.run(train, 1, config)
+    for result in device.run(train, 2, config):
+        assert result == alone
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
+@pytest.mark.parametrize("reducer", ["ddp", "fsdp", "data_parallel", "balanced_data_parallel"])
+def test_each_reducer_on_devices_of_their_own_ends_with_the_bytes_of_one(device, reducer, precision):
+    """On as many devices as there are, but four; over nccl where they are GPUs."""
+    num_devices = min(device.count, 4)
+    if num_devices < 2:
+        pytest.skip("needs two devices")
+    config = configure(Language, precision=precision)
+    section = DistributedConfig(
+        equality="exact",
+        devices=num_devices,
+        device_type=device.type,
+        reducer=reducer,
+        fsdp=FSDPConfig(blocks=("TransformerEncoderLayer",)),
+    )
+    (alone,) = device.run_apart(train, 1, config)
+    several = replace(config, distributed=section)
+    for result in device.run_apart(train, section.num_processes or 1, several):
         assert result == alone
 
 
 def train_without_waiting(world):
-    """After two steps, make every operation that waits for the GPU an error."""
+    """After two steps, make every operation that waits for the device an error."""
+    module = torch.get_device_module(world.device)
     set_determinism("close", threads=1)
     steps = build_engine(configure(NeverWaits, equality="close", steps=6), world).steps()
     reports = [next(steps), next(steps)]
-    torch.cuda.set_sync_debug_mode("error")
+    module.set_sync_debug_mode("error")
     try:
         reports += [next(steps) for _ in range(3)]
     finally:
-        torch.cuda.set_sync_debug_mode("default")
+        module.set_sync_debug_mode("default")
     return [float(report.interval.grad_norm()) for report in reports], reports[-1].interval.times().phases
 
 
@@ -73,8 +97,8 @@ class NeverWaits(Language):
         return Loss(total, batch.numel())
 
 
-def test_a_step_does_not_wait_for_the_gpu():
-    norms, seconds = run_distributed(train_without_waiting, 1, device="cuda:0")[0]
+def test_a_step_does_not_wait_for_the_device(device):
+    ((norms, seconds),) = device.run(train_without_waiting, 1)
     assert all(norm > 0 for norm in norms)
     assert set(seconds) == {"data", "forward", "backward", "communication", "optimizer"}
     assert all(spent >= 0 for spent in seconds.values())
@@ -87,11 +111,13 @@ def model_of(run_dir, *overrides):
     return (run_dir / "model.safetensors").read_bytes()
 
 
+@pytest.mark.gpu
 def test_two_processes_on_one_card_leave_the_bytes_of_one(tmp_path):
     alone = model_of(tmp_path / "one")
     assert model_of(tmp_path / "two", "--distributed.devices", "[cuda:0, cuda:0]") == alone
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel"])
 @pytest.mark.parametrize("num_devices", [2, 3])
 def test_several_devices_in_one_process_leave_the_bytes_of_one(tmp_path, reducer, num_devices):
@@ -102,12 +128,14 @@ def test_several_devices_in_one_process_leave_the_bytes_of_one(tmp_path, reducer
     assert model_of(tmp_path / "several", *devices) == alone
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs one GPU for each process")
 def test_nccl_gives_the_bytes_of_one_process(tmp_path):
     alone = model_of(tmp_path / "one")
     assert model_of(tmp_path / "two", "--distributed.devices", "2") == alone
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs one GPU for each process")
 def test_fsdp_gives_the_bytes_of_one_process(tmp_path):
     alone = model_of(tmp_path / "one")
