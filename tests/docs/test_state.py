@@ -1,4 +1,4 @@
-"""The tasks of docs/state.md train what a loop on one device makes of the whole batch, on any number of them."""
+"""The tasks of docs/state.md train what a loop on one device makes of the whole batch, everywhere."""
 
 import dataclasses
 from pathlib import Path
@@ -52,7 +52,7 @@ def numbered() -> Dataset[Any]:
 BLOCKS = PAGE.read_text().partition("\n## Six tasks\n")[2].partition("\n## ")[0].split("```python\n")[1:]
 SOURCES = [block.partition("```")[0] for block in BLOCKS]
 for source in SOURCES:
-    exec(source)
+    exec(source)  # the classes belong to this module, so that a configuration can name them
 NAMES = ["MoCo", "Dino", "Quantiser", "Experts", "Hard", "Clipped"]
 
 
