@@ -71,6 +71,8 @@ def val_losses(printed: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"val loss (\S+)", printed)]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_character_gpt_trains_on_their_files_and_is_the_same_on_two_processes(folder):
     run_script(folder / "nanogpt_prepare.py", cwd=folder)
     theirs = val_losses(run_script(folder / "nanogpt_theirs.py", cwd=folder))
