@@ -1,5 +1,6 @@
 """Shows on the console how far a run is: a bar on a terminal, a line now and then elsewhere."""
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import final
@@ -50,7 +51,8 @@ class ProgressLogger(Callback):
     """Follows the logged steps of a run."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        # A notebook asks for colours (FORCE_COLOR), and does not obey what moves the cursor.
+        self._console = Console(stderr=True, force_terminal=sys.stderr.isatty())
         self._next_line = 0.0
         self._bar: progress.Progress | None = None
         self._room = 10_000
@@ -79,8 +81,7 @@ class ProgressLogger(Callback):
             self._row = self._bar.add_task(
                 "", total=start.last_step, completed=start.first_step - 1, epoch="", text=""
             )
-            if self._console.file.isatty():  # a notebook cannot draw two rows again
-                self._bar.add_second()
+            self._bar.add_second()
             self._bar.start()
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:

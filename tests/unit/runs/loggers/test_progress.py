@@ -41,6 +41,17 @@ def metrics(loss: float) -> dict[str, float]:
     return {"train/loss": loss, "perf/samples_per_second": 12345.6}
 
 
+def test_a_notebook_gets_lines_without_codes_that_move_the_cursor(capsys, monkeypatch):
+    """It asks for colours, as a terminal would."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    logger = start(1, 100)
+    logger.on_step(1, 1, metrics(2.0))
+    logger.on_end(None)
+    shown = capsys.readouterr().err
+    assert "\x1b" not in shown
+    assert shown.startswith("epoch 1  step 1/100  loss 2.0000")
+
+
 def test_a_line_at_once_and_every_ten_seconds_and_at_the_end(capsys, clock):
     logger = start(1, 100)
     for step, seconds in enumerate([0, 1, 9.9, 10, 19.9, 20]):
@@ -70,7 +81,7 @@ def test_what_the_loss_reports_stands_in_a_line(capsys):
 
 @pytest.mark.parametrize(("width", "shown"), [(80, 0), (106, 0), (107, 1), (124, 1), (125, 2), (200, 2)])
 def test_beside_a_bar_it_stands_where_there_is_room(capsys, monkeypatch, width, shown):
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
     logger = start(1, 100)
     logger.on_step(1, 1, {**metrics(2.0), **REPORTED})
@@ -87,7 +98,7 @@ def test_the_line_of_a_run_whose_length_nobody_knows(capsys):
 
 @pytest.mark.parametrize(("last_step", "shown"), [(9, ["7/9", "left"]), (None, ["7/?"])])
 def test_a_bar_tells_the_time_left_where_the_length_is_known(capsys, monkeypatch, last_step, shown):
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     logger = start(1, last_step)
     logger.on_step(2, 7, metrics(0.5))
     logger.on_end(None)
@@ -110,7 +121,7 @@ def test_a_loss_that_is_no_number_is_shown_as_such(capsys, loss, shown):
 
 
 def test_a_bar_on_a_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     threads = set(threading.enumerate())
     logger = start(3, 8)
     for step in range(2, 8):
@@ -129,7 +140,7 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
 
 
 def show_phase(capsys, monkeypatch, phase: str, evaluated: tuple[int, int] = (3, 12)) -> str:
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(heartbeat, "note", (phase, 1, 0))
     monkeypatch.setattr(heartbeat, "evaluated", evaluated)
     start(1, 8).on_end(None)
@@ -140,7 +151,6 @@ def show_phase(capsys, monkeypatch, phase: str, evaluated: tuple[int, int] = (3,
     ("phase", "shown"), [(EVALUATION, ["evaluation", "3/12"]), (SAVE, ["save"]), (FORWARD, [])]
 )
 def test_a_second_bar_moves_while_an_evaluation_or_a_save_goes_on(capsys, monkeypatch, phase, shown):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     printed = show_phase(capsys, monkeypatch, phase)
     for part in shown:
         assert part in printed
@@ -148,17 +158,11 @@ def test_a_second_bar_moves_while_an_evaluation_or_a_save_goes_on(capsys, monkey
 
 
 def test_the_second_bar_counts_where_nobody_knows_how_many_there_are(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert "3/?" in show_phase(capsys, monkeypatch, EVALUATION, (3, 0))
 
 
-def test_there_is_one_bar_where_the_cursor_cannot_move_up(capsys, monkeypatch):
-    """In a notebook a run that ended while it saved left its bar twice: two rows had been drawn over one."""
-    assert "save" not in show_phase(capsys, monkeypatch, SAVE)
-
-
 def test_a_bar_begins_where_the_run_resumes(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     start(7, 8).on_end(None)
     printed = capsys.readouterr().err
     assert "6/8" in printed
@@ -168,7 +172,7 @@ def test_a_bar_begins_where_the_run_resumes(capsys, monkeypatch):
 
 def test_a_line_of_values_is_broken_between_them_only(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     logger = ProgressLogger()
     logger.on_evaluation(12, 3400, {"held_out/loss": 1.25, "held_out/accuracy": 0.5, "held_out/f1": 0.25})
     assert capsys.readouterr().err.splitlines() == [
