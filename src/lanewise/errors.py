@@ -111,12 +111,22 @@ class LaunchError(LanewiseError):
         message: what the first failing worker said, with its rank and host.
         exit_code: the exit code of that worker; 1 where a signal ended it.
         rank: of that worker; None where none was started.
+        kind: the name of the class in this module that the worker raised; empty where it raised another.
     """
 
-    def __init__(self, message: str, exit_code: int = 1, rank: int | None = None) -> None:
+    def __init__(self, message: str, exit_code: int = 1, rank: int | None = None, kind: str = "") -> None:
         super().__init__(message)
         self.exit_code = exit_code
         self.rank = rank
+        self.kind = kind
+
+    @property
+    def cause(self) -> LanewiseError | None:
+        """The error that the worker raised, with its rank and host; None where it raised none of ours."""
+        cls = globals().get(self.kind)
+        if not (isinstance(cls, type) and issubclass(cls, LanewiseError)):
+            return None
+        return cls(*(str(self).splitlines() if cls is ConfigError else [str(self)]))
 
 
 class PreemptedError(LanewiseError):

@@ -62,7 +62,8 @@ def run_again(workers: Workers, stderr: int, run_once: Callable[[int], Failure |
             if failure is None:
                 return
             if num_restarts == workers.max_restarts or failure.is_final(before):
-                raise LaunchError(str(failure), failure.exit_code, failure.rank)
+                kind = failure.kind if failure.is_ours else ""
+                raise LaunchError(str(failure), failure.exit_code, failure.rank, kind)
             before = failure
             text = f"starting again, {num_restarts + 1} of {workers.max_restarts} times: {failure.summary}\n"
             with suppress(OSError):  # nobody listens

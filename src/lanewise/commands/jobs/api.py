@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
 
 from lanewise.commands.jobs.evaluate import OBJECT, evaluate_job
+from lanewise.commands.jobs.job import Job
 from lanewise.commands.jobs.start import start
 from lanewise.commands.jobs.train import TrainJob
 from lanewise.config import RunConfig
@@ -18,7 +19,7 @@ from lanewise.config.check import read_section
 from lanewise.config.class_path import add_search_path, is_of_script, refuse_in_import
 from lanewise.config.classes import build, check_classes
 from lanewise.config.load import Override
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, LaunchError
 from lanewise.processes.world.environment import Environment
 from lanewise.runs.dir import RunDir
 
@@ -131,7 +132,8 @@ def train(  # noqa: PLR0913 - the sections of the configuration
 
     Raises:
         ConfigError: lists every mistake in the sections.
-        LaunchError: what the first failing process said.
+        LanewiseError: what the first failing process raised, if it is one of ours, from a LaunchError.
+        LaunchError: what the first failing process said of any other error.
         PreemptedError: a signal stopped the run, which saved a checkpoint first.
     """
     refuse_in_import("lanewise.train")
@@ -156,7 +158,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
             "overwrite begins anew, and resume goes on: got True for both. Leave one of them out."
         )
     job = TrainJob(config, task, tuple(callbacks), is_resumed=resume, overwrites=overwrite)
-    result = start(job, is_fresh=True)
+    result = _start(job)
     return TrainResult(**{**result, "run_dir": Path(result["run_dir"]), "task": task})
 
 
@@ -195,7 +197,8 @@ def evaluate(
     Raises:
         CheckpointError: if there is no such model.
         ConfigError: if code that came with the run would run, and `trust` is not set.
-        LaunchError: what the first failing process said.
+        LanewiseError: what the first failing process raised, if it is one of ours, from a LaunchError.
+        LaunchError: what the first failing process said of any other error.
     """
     found = _run_model(run_or_model, devices, task=task, weights=weights, trust=trust)
     values: dict[str, float] = found["values"]
@@ -229,7 +232,8 @@ def predict(
     Raises:
         CheckpointError: if there is no such model.
         ConfigError: if code that came with the run would run, and `trust` is not set.
-        LaunchError: what the first failing process said.
+        LanewiseError: what the first failing process raised, if it is one of ours, from a LaunchError.
+        LaunchError: what the first failing process said of any other error.
     """
     given = {"task": task, "weights": weights, "trust": trust}
     outputs: list[Any] = _run_model(run_or_model, devices, predicts=True, dataset=dataset, **given)["outputs"]
@@ -275,7 +279,17 @@ def _run_model(run_or_model: str | Path, devices: int | Sequence[int | str] | No
     if job.task is None and is_of_script(job.config.task):  # which a worker must not import
         check_classes(job.config, untrusted=job.untrusted)
         job = replace(job, task=build("task", job.config.task))
-    return start(job, is_fresh=True)
+    return _start(job)
+
+
+def _start(job: Job) -> Any:
+    """Run a job in fresh processes, and raise the error of the first that fails as that process did."""
+    try:
+        return start(job, is_fresh=True)
+    except LaunchError as error:
+        if error.cause is None:
+            raise
+        raise error.cause from error
 
 
 def _on_all_devices(config: RunConfig) -> RunConfig:
