@@ -106,6 +106,13 @@ def build_loader(
     found = compare_datasets(reader, num_samples, world, inputs.used)
     if world.rank == 0:
         _describe(dataset, samples, data.num_workers, placement)
+        if num_samples < batch.global_batch_size:
+            logger.warning(
+                "the training dataset has %d samples, less than batch.global_batch_size %d: an epoch is one "
+                "step of all of them",
+                num_samples,
+                batch.global_batch_size,
+            )
     return LaneLoader(
         reader,
         samples,
