@@ -19,6 +19,16 @@ T = TypeVar("T")
 REQUIRED: Any = object()
 """Stands for the default of an argument that must be given."""
 _HELP = ("-h", "--help")
+_ON_EACH_HOST = (
+    "On each host: torchrun --nnodes N --node-rank NR --master-addr HOST --master-port 29400 "
+    "--nproc-per-node G -m lanewise {command} ..."
+)
+_OF_PROGRAMS = {
+    "-g": "Write --distributed.devices {value}.",
+    "-n": _ON_EACH_HOST,
+    "-nr": _ON_EACH_HOST,
+}
+"""What programs that call mp.spawn name the GPUs of a host, the hosts, and the number of a host."""
 _NEAR = 0.81  # keys of the configuration are options too, so only a very similar name is a misspelling
 
 
@@ -127,7 +137,7 @@ def read_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
         if name in options:
             mistakes += _take(options[name], value, found.values)
         elif near or not command.has_overrides or not name.startswith("--"):
-            hint = f"Did you mean {near}?" if near else _valid(command)
+            hint = f"Did you mean {near}?" if near else _hint(command, name, value)
             mistakes.append(f"{name} is not an option of {command.name}. {hint}")
         else:
             found.overrides.append(Override(name.removeprefix("--"), value))
@@ -152,7 +162,10 @@ def read_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     return found
 
 
-def _valid(command: Command) -> str:
+def _hint(command: Command, name: str, value: str | None) -> str:
+    """Say what to write in place of an option that the subcommand does not have."""
+    if name in _OF_PROGRAMS and command.has_overrides:
+        return _OF_PROGRAMS[name].format(value=value or "G", command=command.name)
     names = [option.name for option in command.options]
     keys = ["--key.path of the configuration"] if command.has_overrides else []
     return f"Valid here: {', '.join([*names, *keys, _HELP[1]])}."

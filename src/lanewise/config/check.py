@@ -56,6 +56,9 @@ class Section:
     GONE: ClassVar[Mapping[str, tuple[object, str]]] = {}
     """For each key: a value that it could have in earlier versions, and what to do instead."""
 
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {}
+    """Names that other programs have for dotted keys of the section."""
+
     TEXT_KEY: ClassVar[str] = ""
     """A text given in place of the section is the value of this key; empty: a text is a mistake."""
 
@@ -148,9 +151,14 @@ def _suggest_key(cls: type[Section], name: object, prefix: str) -> str:
     """Say which key was probably meant: one that moved, one of that name below, or a similar one."""
     if name in cls.MOVED:
         return f"Use {cls.MOVED[str(name)]}, which took its place."
+    if name in cls.ELSEWHERE:
+        return f"Did you mean {prefix}{cls.ELSEWHERE[str(name)]}?"
     if below := [f"{prefix}{key}" for key in _keys_below(cls) if key.rpartition(".")[2] == name]:
         return f"Did you mean {' or '.join(below)}?"
-    return suggest(name, [field.name for field in fields(cls)], prefix)
+    names = [field.name for field in fields(cls)]
+    if "init_args" in names and nearest(str(name), names, cutoff=0.6) is None:
+        return f"Did you mean {prefix}init_args.{name}?"
+    return suggest(name, names, prefix)
 
 
 def _keys_below(cls: type[Section]) -> Iterator[str]:
@@ -220,8 +228,12 @@ def _read_value(hint: Any, value: Any, key: str) -> Any:
             return None
         options = [option for option in get_args(hint) if option is not NoneType]
         meant = [option for option in options if _fits(option, value)] or options
-        if len(options) > 1 and meant is options:
-            raise ConfigError(f"{key} must be {' or '.join(map(_needed, options))}: got {show(value)}.")
+        if len(options) > 1 and (meant is options or not _holds(meant[0], value)):
+            is_listed = isinstance(value, str) and any(get_origin(option) is tuple for option in options)
+            remedy = f" Write [{value}]." if is_listed else ""
+            raise ConfigError(
+                f"{key} must be {' or '.join(map(_needed, options))}: got {show(value)}.{remedy}"
+            )
         return _read_value(meant[0], value, key)
     if origin is Annotated:
         wanted, *marks = get_args(hint)
@@ -265,6 +277,12 @@ def _fits(hint: Any, value: object) -> bool:
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _holds(hint: Any, value: object) -> bool:
+    """Tell whether a float that fits a type hint is in its range."""
+    marks = get_args(hint)[1:] if get_origin(hint) is Annotated and isinstance(value, float) else ()
+    return all(mark.holds(value) for mark in marks)
 
 
 def _is_section(hint: Any) -> bool:

@@ -34,6 +34,11 @@ def read_file(path: Path) -> dict[str, object]:
     Raises:
         ConfigError: the file cannot be read, or does not hold a mapping of plain values.
     """
+    if path.is_dir():
+        inside = next(
+            (file for file in sorted(path.glob("*")) if file.suffix in READERS), path / "CONFIG.yaml"
+        )
+        raise ConfigError(f"{path} is a folder. Name the configuration in it, as in {inside}.")
     read = READERS.get(path.suffix)
     if read is None:
         endings = ", ".join(READERS)

@@ -297,6 +297,14 @@ class RunConfig(Section):
         _processes_run_equally_many_lanes,
     )
 
+    ELSEWHERE: ClassVar = {
+        **dict.fromkeys(("lr", "learning_rate"), "optimizer.init_args.lr"),
+        **dict.fromkeys(
+            ("gpus", "num_gpus", "cuda_device", "cuda_devices", "nproc_per_node", "nproc-per-node"),
+            "distributed.devices",
+        ),
+    }
+
     task: ClassConfig
     """The user's Task."""
     batch: BatchConfig

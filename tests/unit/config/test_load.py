@@ -137,7 +137,7 @@ def test_a_missing_file_in_an_empty_folder(tmp_path):
 def test_a_folder_cannot_be_read(tmp_path):
     (tmp_path / "run.yaml").mkdir()
     (mistake,) = mistakes_of(tmp_path / "run.yaml")
-    assert "cannot be read" in mistake
+    assert "run.yaml is a folder. Name the configuration in it" in mistake
 
 
 def test_bytes_that_are_no_text(tmp_path):

@@ -92,13 +92,22 @@ class Environment:
         for names in _MPIRUN_OPTIONS:
             if _counts_several(variables, names[2]):
                 return cls._from_mpi(variables, names)
+        if _counts_several(variables, "HOROVOD_SIZE"):
+            number = variables.get("HOROVOD_LOCAL_SIZE", variables["HOROVOD_SIZE"])
+            raise WorldError(
+                f"horovodrun started {variables['HOROVOD_SIZE']} processes, which do not know where they "
+                f"meet. Write torchrun --nproc-per-node {number} -m lanewise train CONFIG instead."
+            )
         return None
 
     @classmethod
     def _from_torchrun(cls, variables: Mapping[str, str]) -> "Environment":
         if "LOCAL_SIZE" in variables:  # so DeepSpeed's launcher calls it
             variables = {"LOCAL_WORLD_SIZE": variables["LOCAL_SIZE"], **variables}
-        remedy = "Start through torchrun, or unset RANK and WORLD_SIZE."
+        remedy = (
+            "Start through torchrun; or set them too, as mp.spawn and GNU parallel do not; or unset RANK and "
+            "WORLD_SIZE."
+        )
         _require(_TORCHRUN, variables, "a world", remedy)
         rank, local_rank, world_size, local_world_size = _numbers(_TORCHRUN_NUMBERS, variables)
         address, port = variables["MASTER_ADDR"], _port(variables)

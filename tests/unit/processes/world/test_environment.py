@@ -390,3 +390,12 @@ def test_the_first_host_of_any_list(prefix, ranges, suffix, others):
     start, _, width = ranges[0]
     assert _first_host(",".join([group, *others])) == f"{prefix}{start:0{width}}{suffix}"
     assert _first_host(",".join([prefix, group, *others])) == prefix
+
+
+def test_processes_of_horovodrun_are_told_what_to_write():
+    variables = {"HOROVOD_SIZE": "4", "HOROVOD_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
+    with pytest.raises(
+        WorldError, match=r"horovodrun started 4 processes.*torchrun --nproc-per-node 2 -m lane"
+    ):
+        Environment.from_env(variables)
+    assert Environment.from_env(variables | TORCHRUN) == Environment.from_env(TORCHRUN)
