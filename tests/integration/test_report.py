@@ -65,7 +65,7 @@ def open_page(browser, file: Path, *, scheme="light", width=1280):
 
 def report(folder: Path, *names: str) -> Path:
     out = folder / f"{'-'.join(names)}.html"
-    lanewise("report", *(folder / name for name in names), "--out", out).require_success()
+    lanewise("report", *(folder / name for name in names), "--output", out).require_success()
     return out
 
 
@@ -202,7 +202,7 @@ def test_a_name_with_html_in_it_is_shown_as_text(browser, runs, tmp_path):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 31, "time": time.time(), hostile: 1.0}) + "\n")
     out = tmp_path / "report.html"
-    lanewise("report", folder, "--out", out).require_success()
+    lanewise("report", folder, "--output", out).require_success()
     page = open_page(browser, out)
     page.get_by_role("heading", name=hostile).scroll_into_view_if_needed()
     assert page.locator("img").count() == 0
@@ -222,7 +222,7 @@ def test_a_million_lines_take_a_minute_and_a_gibibyte_at_most(runs, tmp_path):
             file.write(json.dumps({**line, "step": step, "train/loss": 1 / step}) + "\n")
     out = tmp_path / "report.html"
     begin = time.monotonic()
-    done = run(sys.executable, "-c", MEASURED, "report", folder, "--out", out).require_success()
+    done = run(sys.executable, "-c", MEASURED, "report", folder, "--output", out).require_success()
     assert time.monotonic() - begin < 60
     assert int(done.stdout.splitlines()[-1]) < 2**20
     assert out.stat().st_size < 6 * 10**6
@@ -234,7 +234,7 @@ def test_the_page_is_written_anew_while_a_run_goes_on(runs, tmp_path):
     out = tmp_path / "report.html"
     with Warm("train", config) as command:
         wait_for((tmp_path / "run" / "metrics.jsonl").exists)
-        with Warm("report", tmp_path / "run", "--out", out, "--watch") as watch:
+        with Warm("report", tmp_path / "run", "--output", out, "--watch") as watch:
             wait_for(out.exists)
             os.kill(command.pid, 15)
             assert command.finish().code == 75

@@ -1,14 +1,12 @@
 """`lanewise evaluate RUN_OR_MODEL`."""
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_path
-from lanewise.cli.result import JSON
-from lanewise.runs.file import replace_text
+from lanewise.cli.result import JSON, STDOUT, write_json
 
 RUN_OR_MODEL = Argument(
     "RUN_OR_MODEL",
@@ -42,13 +40,15 @@ def evaluate(arguments: Arguments) -> int:
 
 def _show(model_file: Path, json_file: Path | None, result: Mapping[str, Any]) -> None:
     """Show the values of a model, and write them to a file if there is one."""
+    if json_file is not None:
+        write_json(json_file, {"model": str(model_file), **result})
+        if json_file == STDOUT:
+            return
     counts = ", ".join(f"{number:,} of {name}" for name, number in result["num_samples"].items())
     print(f"{model_file} on samples: {counts}")
     width = max(map(len, result["values"]))
     for name, value in result["values"].items():
         print(f"{name:<{width}}  {value:.6g}")
-    if json_file is not None:
-        replace_text(json_file, json.dumps({"model": str(model_file), **result}, indent=1) + "\n")
 
 
 COMMAND = Command(

@@ -5,6 +5,7 @@ Everything else is imported late, so that `lanewise --help` takes little more th
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -43,7 +44,7 @@ COMMANDS = {
     "bench": ("CONFIG --devices 1,2", "measure every mode, and say what bounds it"),
     "doctor": ("[CONFIG]", "find the host, clock, disk or link that is at fault"),
     "runs": ("[DIR]", "list runs: how each stands, and how to go on"),
-    "report": ("RUN ... --out FILE.html", "write a page about runs, with charts"),
+    "report": ("RUN ... --output FILE.html", "write a page about runs, with charts"),
     "audit": ("RUN", "check that every sample was trained once, where it was planned"),
     "checkpoints": ("RUN", "list the checkpoints of a run, and verify them"),
     "export": ("RUN_OR_CHECKPOINT --output F", "write the weights of a checkpoint"),
@@ -51,6 +52,8 @@ COMMANDS = {
     "completion": ("SHELL", "print a script that completes commands in a shell"),
 }
 """The usual form of each, and its purpose; `COMMAND` in the module of that name declares the rest."""
+_LOCAL_RANK = ("--local-rank=", "--local_rank=")
+"""What `python -m torch.distributed.launch` and DeepSpeed's launcher put before a program's arguments."""
 _JOIN = ("train", "evaluate", "predict")
 """The commands that run in a world which torchrun, srun or mpirun prepared."""
 
@@ -73,16 +76,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()
     except OSError:
-        why = _refusal()
-        if why is None:
+        error = _refusal()
+        if error is None:
             raise
-        print(f"error: the output cannot be written: {why}.", file=sys.stderr)
+        if isinstance(error, BrokenPipeError):  # as `lanewise runs | head` ends it: nobody reads any more
+            return 128 + signal.SIGPIPE
+        print(f"error: the output cannot be written: {error.strerror}.", file=sys.stderr)
         return 1
     return code
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0].startswith(_LOCAL_RANK):
+        del given[0]  # LOCAL_RANK says it as well
+    name, *rest = given or ["--help"]
     if name in ("-h", "--help"):
         import shutil
 
@@ -132,13 +140,13 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 130
 
 
-def _refusal() -> str | None:
+def _refusal() -> OSError | None:
     """Return why the standard output cannot be written, and discard what python would write at its end."""
     try:
         print(flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return error.strerror
+        return error
     return None
 
 

@@ -10,7 +10,7 @@ from lanewise.errors import ConfigError, RunDirError
 from lanewise.runs.file import replace_text
 
 _RUNS = Argument[Path]("RUN", "the run_dir of a run", read=read_path, is_repeated=True)
-_OUT = Argument[Path]("--out", "the page; report.html if left out", "FILE", read_path, Path("report.html"))
+_OUT = Argument[Path]("--output", "the page; report.html if left out", "FILE", read_path, Path("report.html"))
 _WATCH = flag("--watch", "writes the page anew while a run goes on, until Ctrl-C or until all have ended")
 _NEEDED = ("plotly", "tsdownsample")
 _SECONDS_BETWEEN_PAGES = 10.0

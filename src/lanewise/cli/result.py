@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 CONFIG = Argument[str]("CONFIG", "the configuration, as for `lanewise train`, whose --help lists its keys")
-JSON = Argument[Path | None]("--json", "writes the result there as well", "FILE", read_path, default=None)
+JSON = Argument[Path | None](
+    "--json", "writes the result there as well; - prints it alone", "FILE", read_path, default=None
+)
+
+
+STDOUT = Path("-")
+"""What stands for the standard output in the place of a file."""
 
 
 class Result(Protocol):
@@ -35,15 +41,27 @@ class Result(Protocol):
 
 
 def show_result(result: Result, heading: str, file: Path | None) -> None:
-    """Print a result under a heading, and write it to the file if there is one."""
+    """Print a result under a heading, and write it to the file if there is one; see `write_json`."""
+    if file == STDOUT:
+        write_json(file, result.to_json())
+        return
     print(f"{wrapped(heading, sys.stdout)}\n")
     print_table(result.table())
     print()
     for line in result.lines():
         print(wrapped(line, sys.stdout))
     if file is not None:
-        with writing(file):
-            file.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+        write_json(file, result.to_json())
+
+
+def write_json(file: Path, result: Mapping[str, Any]) -> None:
+    """Write a result as JSON to a file, or to the standard output if it is called `-`."""
+    text = json.dumps(result, indent=1) + "\n"
+    if file == STDOUT:
+        print(text, end="")
+        return
+    with writing(file):
+        file.write_text(text, encoding="utf-8")
 
 
 def print_table(table: "RenderableType") -> None:

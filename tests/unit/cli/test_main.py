@@ -1,5 +1,7 @@
 """The command line finds its commands, and shows its own help without waiting for anything."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -103,6 +105,65 @@ def test_output_that_nobody_takes_is_one_error(capsys, monkeypatch, buffering):
         monkeypatch.setattr(sys, "stdout", full)
         assert main(["--help"]) == 1
     assert capsys.readouterr().err == "error: the output cannot be written: No space left on device.\n"
+
+
+def test_a_reader_that_has_enough_is_no_error(capsys, monkeypatch):
+    """As `lanewise runs | head`."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["--help"]) == 141
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("option", ["--local-rank=1", "--local_rank=0"])
+def test_the_local_rank_of_torch_distributed_launch_is_dropped(capsys, option):
+    assert main([option, "train"]) == 2
+    assert "train needs CONFIG" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-g", "4"], "-g is not an option of train. Write --distributed.devices 4."),
+        (["-n", "2"], "torchrun --nnodes N --node-rank NR --master-addr HOST --master-port 29400"),
+        (["-nr", "0"], "--nproc-per-node G -m lanewise train ..."),
+        (["--gpus", "4"], "gpus is not a key of the configuration. Did you mean distributed.devices?"),
+        (["--cuda_devices", "[0, 1]"], "Did you mean distributed.devices?"),
+        (["--distributed.cuda_devices", "[0]"], "Did you mean distributed.devices?"),
+        (["--devices", "[0, 1]"], "Did you mean distributed.devices?"),
+        (["--distributed.devices", "cuda:0,cuda:1"], "Write [cuda:0,cuda:1]."),
+        (["--lr", "0.1"], "Did you mean optimizer.init_args.lr?"),
+        (["--optimizer.lr", "0.1"], "Did you mean optimizer.init_args.lr?"),
+        (["--task.width", "3"], "Did you mean task.init_args.width?"),
+        (
+            ["--scheduler.warmup", "1.5"],
+            "must be a whole number at least 0 or a number at least 0 and less than 1: got 1.5.",
+        ),
+    ],
+)
+def test_what_other_programs_take_is_answered_with_what_to_write(tmp_path, capsys, arguments, said):
+    assert main(["train", str(write_config(tmp_path)), *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_a_folder_in_place_of_a_configuration(tmp_path, capsys):
+    assert main(["train", str(tmp_path)]) == 2
+    expected = f"error: {tmp_path} is a folder. Name the configuration in it, as in {tmp_path}/CONFIG.yaml.\n"
+    assert capsys.readouterr().err == expected
+    file = write_config(tmp_path)
+    assert main(["train", str(tmp_path)]) == 2
+    assert f"as in {file}." in capsys.readouterr().err
+
+
+def test_json_is_printed_alone(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    assert main(["runs", str(tmp_path), "--json", "-"]) == 0
+    assert [run["run_dir"] for run in json.loads(capsys.readouterr().out)["runs"]] == [f"{tmp_path}/run"]
 
 
 def test_an_error_of_another_file_stays_what_it_is(monkeypatch):
