@@ -227,7 +227,7 @@ def test_mistakes_in_the_sections_are_listed_all_at_once(tmp_path):
 
 
 def test_a_class_is_no_task(tmp_path):
-    with pytest.raises(ConfigError, match=r"train needs a lanewise.Task: got <class .*Give it an object"):
+    with pytest.raises(ConfigError, match=r"must be a lanewise\.Task: got <class .*Give it an object"):
         lanewise.train(curve.Curve, **options(tmp_path))
 
 

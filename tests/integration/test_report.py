@@ -52,6 +52,7 @@ def runs(tmp_path_factory):
 def open_page(browser, file: Path, *, scheme="light", width=1280):
     """Open a page; nothing but the file itself may be asked for, and no script may fail."""
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True)
+    context.set_default_timeout(120_000)  # milliseconds: beside other tests a browser may start slowly
     page = context.new_page()
     page.asked, page.failed = [], []
     page.on("request", lambda request: page.asked.append(request.url))

@@ -21,9 +21,9 @@ from lanewise.engine.buffers.merge import is_averaged, merge_buffers
 from lanewise.engine.buffers.pack import (
     RESHAPED,
     BufferPack,
+    BufferPlace,
     Form,
     PackLook,
-    Place,
     as_meta,
     forms_of,
     kind_of,
@@ -34,7 +34,7 @@ from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.device.accelerator import float64_device, start_copy_to_host
 from lanewise.processes.world.world import World
 
-StepState: TypeAlias = Sequence[Sequence[Place]]
+StepState: TypeAlias = Sequence[Sequence[BufferPlace]]
 """For each replica, the places of the buffers that no lane writes, in one order."""
 
 

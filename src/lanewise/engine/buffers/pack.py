@@ -46,7 +46,7 @@ class PackLook(NamedTuple):
     """The form of each buffer; None for a buffer that is None."""
 
 
-class Place(NamedTuple):
+class BufferPlace(NamedTuple):
     """The place of a buffer: `module._buffers[key]`."""
 
     name: str
@@ -70,7 +70,7 @@ class BufferPack:
             None.
     """
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[BufferPlace]) -> None:
         self._places = places
         self.names = [place.name for place in places]
         self._tensors: list[torch.Tensor | None] = [None] * len(places)
@@ -186,14 +186,14 @@ def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
-def find_places(model: nn.Module, names: Collection[str]) -> list[Place]:
+def find_places(model: nn.Module, names: Collection[str]) -> list[BufferPlace]:
     """Return the places of buffers by their names, or of all buffers below modules.
 
     Raises:
         TaskError: if there is neither a buffer nor a module with buffers of some name.
     """
     everything = [
-        Place(f"{prefix}.{key}" if prefix else key, module, key)
+        BufferPlace(f"{prefix}.{key}" if prefix else key, module, key)
         for prefix, module in model.named_modules()
         for key in module._buffers
     ]
@@ -246,18 +246,18 @@ def evaluating(modules: Collection[nn.Module]) -> Iterator[None]:
             )
 
 
-def pack_buffers(modules: Collection[nn.Module], left_out: Collection[Place] = ()) -> list[BufferPack]:
+def pack_buffers(modules: Collection[nn.Module], left_out: Collection[BufferPlace] = ()) -> list[BufferPack]:
     """Pack the buffers of the modules; if there are several modules, names begin with the module's number.
 
     Sparse buffers are left out, which have no elements that could be averaged, and those at given places.
     """
     out = {(module, key) for _, module, key in left_out}
-    packs: dict[object, list[Place]] = {}
+    packs: dict[object, list[BufferPlace]] = {}
     for number, root in enumerate(modules):
         for prefix, module in root.named_modules():
             for key, tensor in module._buffers.items():
                 name = ".".join(part for part in (prefix, key) if part)
-                place = Place(f"{number}:{name}" if len(modules) > 1 else name, module, key)
+                place = BufferPlace(f"{number}:{name}" if len(modules) > 1 else name, module, key)
                 is_packed = tensor is None or tensor.layout is torch.strided
                 if is_packed and (module, key) not in out:
                     packs.setdefault(_pack_key(tensor) or place.name, []).append(place)

@@ -9,7 +9,7 @@ from torch import nn
 
 from lanewise.config import Equality
 from lanewise.data import LaneBatch, LaneSource
-from lanewise.engine.buffers.pack import Place
+from lanewise.engine.buffers.pack import BufferPlace
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lanes import StepBatches
 from lanewise.engine.step.message import means
@@ -38,7 +38,7 @@ class Prepared:
     """What computes the gradients of each model."""
     shared: dict[nn.Module, SharedLoss] = field(default_factory=dict)
     """What runs the lanes of each model with which `Step.batch_loss` is used."""
-    step_state: list[list[Place]] = field(default_factory=lambda: [[]])
+    step_state: list[list[BufferPlace]] = field(default_factory=lambda: [[]])
     """The buffers of all models that no lane writes; see `LaneBuffers`."""
     digests: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
     """What `digests_left_out` returned of each model when it was prepared."""

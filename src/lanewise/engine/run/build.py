@@ -60,9 +60,8 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
     if world.rank == 0:
         logger.info("building the model and reading the datasets")
     placement = Placement.of(config.batch.num_lanes, world)
-    lanes = LaneRunner(
-        task or build_task(config), Precision(config.precision, world.device.type), config.train.seed
-    )
+    precision = Precision(config.precision, world.device.type)
+    lanes = LaneRunner(task or build_task(config), precision, config.train.seed)
     if world.rank == 0:
         warn_of_misspelt(lanes.task)
     model = build_model(lanes.task, lanes.seed)

@@ -665,7 +665,7 @@ def reporting(world):
         last = []
         for batch in step:
             pair = (batch.sum(), batch.shape[0])
-            with pytest.raises(TaskError, match="loss, weight, metrics and grad_norm are known"):
+            with pytest.raises(TaskError, match="metrics, gathered, totals and grad_norm are known"):
                 step.metrics  # noqa: B018 - it raises
             loss = task.loss(model(batch), batch)
             metrics = {"tokens": pair, **({"few": pair} if batch.shape[1] < 9 else {})}
