@@ -132,8 +132,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
 
     Raises:
         ConfigError: lists every mistake in the sections.
-        LanewiseError: what the first failing process raised, if it is one of ours, from a LaunchError.
-        LaunchError: what the first failing process said of any other error.
+        LanewiseError: what the first failing process raised; a LaunchError where that is no error of ours.
         PreemptedError: a signal stopped the run, which saved a checkpoint first.
     """
     refuse_in_import("lanewise.train")
@@ -197,8 +196,7 @@ def evaluate(
     Raises:
         CheckpointError: if there is no such model.
         ConfigError: if code that came with the run would run, and `trust` is not set.
-        LanewiseError: what the first failing process raised, if it is one of ours, from a LaunchError.
-        LaunchError: what the first failing process said of any other error.
+        LanewiseError: what the first failing process raised; a LaunchError where that is no error of ours.
     """
     found = _run_model(run_or_model, devices, task=task, weights=weights, trust=trust)
     values: dict[str, float] = found["values"]
@@ -232,8 +230,7 @@ def predict(
     Raises:
         CheckpointError: if there is no such model.
         ConfigError: if code that came with the run would run, and `trust` is not set.
-        LanewiseError: what the first failing process raised, if it is one of ours, from a LaunchError.
-        LaunchError: what the first failing process said of any other error.
+        LanewiseError: what the first failing process raised; a LaunchError where that is no error of ours.
     """
     given = {"task": task, "weights": weights, "trust": trust}
     outputs: list[Any] = _run_model(run_or_model, devices, predicts=True, dataset=dataset, **given)["outputs"]
