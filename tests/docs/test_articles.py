@@ -174,7 +174,7 @@ def test_a_memory_with_time_before_the_batch_trains_under_every_reducer(folder, 
     assert weights(folder / "memory-1") == weights(folder / "memory-2")
 
 
-LAUNCHED = ("-m", "torch.distributed.launch", "--use_env", "--nproc_per_node=2", "-m", "lanewise", "train")
+LAUNCHED = ("-m", "torch.distributed.launch", "--nproc_per_node=2", "-m", "lanewise", "train")
 
 
 @pytest.mark.slow
