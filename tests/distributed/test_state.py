@@ -94,12 +94,20 @@ def test_it_is_the_same_on_any_number_of_processes(task, precision):
 
 def test_it_goes_on_with_another_number_of_processes(tmp_path):
     """In the middle of an epoch, and from what the files have."""
-    config = configure(Queue, num_lanes=4, steps=9, optimizer="torch.optim.SGD")
-    config = dataclasses.replace(config, checkpoint=CheckpointConfig(every=EveryConfig(steps=4), keep_last=9))
-    for folder, num_processes in (("one", 1), ("three", 3)):
-        run_distributed(fit, num_processes, config, str(tmp_path / folder))
-    one, three = ((tmp_path / folder / "model.safetensors").read_bytes() for folder in ("one", "three"))
-    assert one == three
+
+    def parts(*num_processes: int) -> bytes:
+        folder = tmp_path / "-".join(map(str, num_processes))
+        for part, number in enumerate(num_processes, 1):
+            steps = 10 if part == len(num_processes) else 5 * part
+            config = configure(Queue, num_lanes=4, steps=steps, optimizer="torch.optim.SGD")
+            every = CheckpointConfig(every=EveryConfig(steps=5), keep_last=9)
+            first_steps = run_distributed(
+                fit, number, dataclasses.replace(config, checkpoint=every), str(folder)
+            )
+            assert first_steps == [5 * (part - 1)] * number
+        return (folder / "model.safetensors").read_bytes()
+
+    assert parts(1) == parts(3, 1) == parts(1, 2)
 
 
 class OverflowsOnce(Queue):

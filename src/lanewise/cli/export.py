@@ -12,6 +12,9 @@ _SOURCE = Argument(
     read=read_path,
 )
 _OUTPUT = Argument("--output", "what to write, such as model.safetensors", "FILE", read_path)
+_MODULE = Argument[str](
+    "--module", "only this part of the model, such as teacher, under its own names", "NAME", default=""
+)
 
 
 def export(arguments: Arguments) -> int:
@@ -47,15 +50,26 @@ def export(arguments: Arguments) -> int:
         raise CheckpointError(
             f"{folder} has no state called model, so its weights cannot be told from others."
         )
-    save_tensors({name: value for name, value in model.items() if isinstance(value, torch.Tensor)}, output)
+    prefix = f"{arguments[_MODULE]}." if arguments[_MODULE] else ""
+    tensors = {
+        name.removeprefix(prefix): value
+        for name, value in model.items()
+        if name.startswith(prefix) and isinstance(value, torch.Tensor)
+    }
+    if not tensors:
+        parts = ", ".join(sorted({name.partition(".")[0] for name in model}))
+        raise ConfigError(
+            f"--module {arguments[_MODULE]} has no weights in this model, whose parts are {parts}. Name one."
+        )
+    save_tensors(tensors, output)
     print(f"{output}: the weights after {manifest.step} steps")
     return 0
 
 
 COMMAND = Command(
     name="export",
-    text="Writes the weights of a checkpoint, under the names of the plain module.",
+    text="Writes the weights of a checkpoint, or of a part of its model, by the names of the module.",
     run=export,
     operands=(_SOURCE,),
-    options=(_OUTPUT,),
+    options=(_OUTPUT, _MODULE),
 )

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lanewise.cli.main import main
 from lanewise.processes.world.world import LocalWorld
@@ -17,6 +18,23 @@ def test_what_is_no_run_is_named(tmp_path, capsys):
     ):
         assert main(["export", str(tmp_path / name), "--output", "model.safetensors"]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_part_of_a_model_has_its_own_names(tmp_path, capsys):
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    saver = Saver(folder, LocalWorld(torch.device("cpu")), keep_last=1, keep_best=0, sign=1)
+    weights = {
+        "teacher.0.weight": torch.ones(2),
+        "teachers.weight": torch.zeros(2),
+        "student.weight": torch.zeros(1),
+    }
+    saver.save({"model": weights}, Manifest(1, None, {}, ()))
+    assert saver.finish()
+    output = tmp_path / "teacher.safetensors"
+    assert main(["export", str(tmp_path / "run"), "--output", str(output), "--module", "teacher"]) == 0
+    assert {name: value.tolist() for name, value in load_file(output).items()} == {"0.weight": [1, 1]}
+    assert main(["export", str(tmp_path / "run"), "--output", str(output), "--module", "teach"]) == 2
+    assert "whose parts are student, teacher, teachers. Name one." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
