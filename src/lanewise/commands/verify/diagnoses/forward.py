@@ -11,7 +11,7 @@ UNSEEDED = "random numbers from a generator that lanewise does not seed"
 HIDDEN_STATE = "state outside of parameters and buffers"
 NO_STATISTIC = (
     "A hidden state that is carried from batch to batch is none: the mean over the lanes mixes texts. See "
-    "'A hidden state from batch to batch' in docs/own_loop.md."
+    "'A hidden state from batch to batch' in docs/own_loop.md; for a queue or a table docs/state.md."
 )
 RESET_IT = (
     "Reset it at the beginning of each forward, or carry it in the batch. If it is a running statistic, make "

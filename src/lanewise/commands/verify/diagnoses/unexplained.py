@@ -42,9 +42,9 @@ def state_in_steps(evidence: Evidence) -> Iterator[str]:
 @diagnosis(
     "unexplained",
     "a step depends on the rank, on the number of processes or on state that was not seen",
-    "Look at what makes it: forward and loss, a hook for gradients, the optimizer for weights, a "
-    "metric for an evaluation. Nothing there may ask for a rank or a world size, of torch or of the "
-    "environment, or keep something in a file.",
+    "Look at what makes it: forward and loss, a hook for gradients, the optimizer or after_update for "
+    "weights, a metric for an evaluation. Nothing there may ask for a rank or a world size, of torch or of "
+    "the environment, or keep something in a file.",
 )
 def of_the_rank(evidence: Evidence) -> Iterator[str]:
     """Conclude from what the other diagnoses did not find: one process, started again, gives the same."""
