@@ -37,7 +37,7 @@ def info_nce(model: nn.Module, outputs: dict[str, torch.Tensor], _labels: torch.
 
 def clip(model: nn.Module, outputs: dict[str, torch.Tensor], _labels: torch.Tensor) -> torch.Tensor:
     logits = outputs["first"] @ outputs["second"].T * model.temperature.exp()
-    targets = torch.arange(len(logits))
+    targets = torch.arange(len(logits), device=logits.device)
     return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
 
 
@@ -114,7 +114,7 @@ class ByRows(Contrastive):
 
     def row_loss(self, model: nn.Module, outputs: Any, inputs: Any, rows: slice) -> Loss:
         first, second = outputs["first"], outputs["second"]
-        targets = torch.arange(len(first))[rows]
+        targets = torch.arange(len(first), device=first.device)[rows]
         scale = model.temperature.exp()
         loss = F.cross_entropy(first[rows] @ second.T * scale, targets, reduction="sum")
         loss = loss + F.cross_entropy(second[rows] @ first.T * scale, targets, reduction="sum")

@@ -422,4 +422,5 @@ class ChannelsLast(_OfAll):
         return model(batch[0]).contiguous(memory_format=torch.channels_last)
 
     def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Any:
-        return (outputs * torch.linspace(0.1, 3, outputs[0].numel()).view_as(outputs[0])).tanh().mean()
+        factors = torch.linspace(0.1, 3, outputs[0].numel()).view_as(outputs[0])
+        return (outputs * factors.to(outputs.device)).tanh().mean()

@@ -6,7 +6,7 @@ Nothing of it touches a device, so a process may register it and then fork.
 import importlib.util
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -79,6 +79,11 @@ class _Module(ModuleType):
         self._waits_before: dict[str, int] | None = None
         self.set_memory_limit = native.set_memory_limit
 
+    @property
+    def _initialized(self) -> bool:
+        """What torch.utils.checkpoint asks before it keeps the states of generators."""
+        return self.native.is_initialized()
+
     def set_order(self, order: str) -> None:
         """Let work run in one of `ORDERS` from now on."""
         name, _, seed = order.partition("-")
@@ -100,6 +105,9 @@ class _Module(ModuleType):
 
     def set_device(self, device: Any) -> None:
         torch.accelerator.set_device_index(device)
+
+    def device(self, device: Any) -> AbstractContextManager[object]:
+        return torch.accelerator.device_index(self._device(device).index)
 
     def synchronize(self, device: Any = None) -> None:
         torch.accelerator.synchronize(device)

@@ -45,7 +45,15 @@ def run(
     with scratch_folder() as folder:
         place = f"{folder}/store"
         ended = run_distributed(
-            _call, world_size, place, order, device_type, function, args, one_machine=False
+            _call,
+            world_size,
+            place,
+            order,
+            device_type,
+            function,
+            args,
+            one_machine=False,
+            timeout_seconds=500.0,
         )
     return [Ended(*one) for one in ended]
 
