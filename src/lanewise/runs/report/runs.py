@@ -9,7 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from lanewise.runs.report.status import RunStatus
+from lanewise.runs.report.status import MOST_SECONDS, RunStatus
 
 _MOST_METRICS = 3
 
@@ -70,7 +70,11 @@ def _progress(run: RunStatus) -> str:
 
 def _facts(run: RunStatus) -> Iterator[str]:
     if run.devices:
-        yield run.devices
+        yield f"{run.devices}, {run.reducer}" if run.reducer else run.devices
+    if run.seconds is not None and run.state != "running":
+        yield f"took {timedelta(seconds=round(min(run.seconds, MOST_SECONDS)))}"
+    if run.samples_per_second is not None:
+        yield f"{run.samples_per_second:,.4g} samples/s"
     if run.num_starts > 1:
         yield f"started {run.num_starts} times"
     if run.seconds_left is not None:

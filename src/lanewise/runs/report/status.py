@@ -29,7 +29,7 @@ _NUM_LINES_OF_SPEED = 20
 _LEAST_SECONDS_OF_LIFE = 120.0
 _NUM_LINES_OF_LIFE = 10
 """A run of another host has ended if it wrote nothing for so long, and for as long as so many lines take."""
-_MOST_SECONDS_LEFT = 1e9
+MOST_SECONDS = 1e9
 _DEPTH = 3
 
 
@@ -49,6 +49,11 @@ class RunStatus:
     seconds_left: float | None = None
     """How long it trains yet, by the speed of the last lines; None where it does not run."""
     devices: str = ""
+    reducer: str = ""
+    seconds: float | None = None
+    """How long the last start took; of one that has no end, until its last line."""
+    samples_per_second: float | None = None
+    """The speed of the last line that has one."""
     loss: float | None = None
     """The loss of the training, in the last line that has one."""
     evaluation: Mapping[str, float] = field(default_factory=dict)
@@ -104,9 +109,10 @@ def read_status(folder: Path) -> RunStatus:
         last_step=last_step,
         seconds_left=_seconds_left(lines, last_step) if state == "running" else None,
         devices=_devices(start),
-        loss=next(
-            (loss for line in reversed(lines) if (loss := _value(line, "train/loss")) is not None), None
-        ),
+        reducer=_text_of(start, "distributed", "reducer"),
+        seconds=_seconds(start, events[-1] if has_end else {}, lines),
+        samples_per_second=_last(lines, "perf/samples_per_second"),
+        loss=_last(lines, "train/loss"),
         evaluation=next(filter(None, map(_evaluation, reversed(evaluated))), {}),
         best=_best(evaluated, start),
         error=error.splitlines()[0] if error.strip() else "",
@@ -166,8 +172,22 @@ def _seconds_left(lines: Sequence[Mapping[str, Any]], last_step: int | None) -> 
         return None
     with suppress(OverflowError):
         seconds: float = (last_step - trained[-1]["step"]) * (end - begin) / num_steps
-        return min(max(0.0, seconds), _MOST_SECONDS_LEFT)
+        return min(max(0.0, seconds), MOST_SECONDS)
     return None
+
+
+def _seconds(
+    start: Mapping[str, Any], end: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
+) -> float | None:
+    begun, ended = seconds_of(start.get("time")), seconds_of(end.get("time"))
+    if ended is None:
+        ended = _last(lines, "time")
+    return None if begun is None or ended is None else max(0.0, ended - begun)
+
+
+def _last(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Return the value of a name in the last line that has one."""
+    return next((value for line in reversed(lines) if (value := _value(line, name)) is not None), None)
 
 
 def _evaluation(line: Mapping[str, Any]) -> dict[str, float]:
@@ -177,17 +197,21 @@ def _evaluation(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _best(evaluated: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> tuple[str, int, float] | None:
-    config = start.get("config")
-    section = config.get("evaluate") if isinstance(config, dict) else None
-    name = section.get("best") if isinstance(section, dict) else None
-    if not isinstance(section, dict) or not isinstance(name, str):
+    name, mode = (_text_of(start, "evaluate", key) for key in ("best", "best_mode"))
+    if not name:
         return None
     values = [(line["step"], value) for line in evaluated if (value := _value(line, name)) is not None]
-    falls = section.get("best_mode") == "min" or (
-        section.get("best_mode") is None and name.rpartition("/")[2] == "loss"
-    )
+    falls = mode == "min" or (not mode and name.rpartition("/")[2] == "loss")
     choose = min if falls else max
     return (name, *choose(values, key=lambda evaluation: evaluation[1])) if values else None
+
+
+def _text_of(start: Mapping[str, Any], section: str, key: str) -> str:
+    """Return a key of the configuration of a start; empty where it is no text."""
+    config = start.get("config")
+    of_section = config.get(section) if isinstance(config, dict) else None
+    value = of_section.get(key) if isinstance(of_section, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def _devices(start: Mapping[str, Any]) -> str:

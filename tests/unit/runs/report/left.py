@@ -15,7 +15,10 @@ START = {
     "world_size": 2,
     "hosts": {"elsewhere": 2},
     "devices": {"cpu": 2},
-    "config": {"evaluate": {"best": "held_out/accuracy", "best_mode": None}},
+    "config": {
+        "evaluate": {"best": "held_out/accuracy", "best_mode": None},
+        "distributed": {"reducer": "ddp"},
+    },
 }
 BEGIN = 1_795_577_666.0
 """Its time, in seconds since the epoch."""

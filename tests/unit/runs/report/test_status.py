@@ -14,11 +14,13 @@ from tests.unit.runs.report.left import START, end, evaluation, step, write_run
 
 def test_a_finished_run_has_its_last_values_and_the_best_one(tmp_path):
     lines = [step(1, 2.0), evaluation(20, 0.5, 0.9), step(40, 1.0), evaluation(40, 0.6, 0.8)]
+    lines[2]["perf/samples_per_second"] = 250.0
     status = read_status(write_run(tmp_path, [START, end("finished", last_step=40)], lines))
     assert (status.state, status.step, status.last_step, status.loss) == ("finished", 40, 40, 1.0)
     assert status.evaluation == {"held_out/loss": 0.6, "held_out/accuracy": 0.8}
     assert status.best == ("held_out/accuracy", 20, 0.9)
-    assert status.devices == "2 x cpu"
+    assert (status.devices, status.reducer) == ("2 x cpu", "ddp")
+    assert (status.seconds, status.samples_per_second) == (60.0, 250.0)
     assert status.next_command == ""
     assert status.problems == []
 
