@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -250,7 +251,8 @@ def test_runs_lists_them_with_what_to_do_next(runs):
     written = {Path(one["run_dir"]).name: one for one in json.loads((runs / "runs.json").read_text())["runs"]}
     assert {name: one["state"] for name, one in written.items()} == {"one": "finished", "two": "finished"}
     assert written["two"]["num_starts"] == 2
-    assert "two: 2 x cpu; started 2 times" in done.stdout
+    assert re.search(r"two: 2 x cpu, ddp; took \d:\d\d:\d\d; [\d,.]+ samples/s; started 2 times", done.stdout)
+    assert "one: 1 x cpu; took" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ class RunStatus:
     """How long it trains yet, by the speed of the last lines; None where it does not run."""
     devices: str = ""
     reducer: str = ""
+    """Empty where there is one device, on which all reducers are the same."""
     seconds: float | None = None
     """How long the last start took; of one that has no end, until its last line."""
     samples_per_second: float | None = None
@@ -109,7 +110,7 @@ def read_status(folder: Path) -> RunStatus:
         last_step=last_step,
         seconds_left=_seconds_left(lines, last_step) if state == "running" else None,
         devices=_devices(start),
-        reducer=_text_of(start, "distributed", "reducer"),
+        reducer=_reducer(start),
         seconds=_seconds(start, events[-1] if has_end else {}, lines),
         samples_per_second=_last(lines, "perf/samples_per_second"),
         loss=_last(lines, "train/loss"),
@@ -221,6 +222,13 @@ def _devices(start: Mapping[str, Any]) -> str:
         if isinstance(devices, dict)
         else ""
     )
+
+
+def _reducer(start: Mapping[str, Any]) -> str:
+    devices = start.get("devices")
+    counts = devices.values() if isinstance(devices, dict) else ()
+    has_several = sum(count_of(count) or 0 for count in counts) > 1
+    return _text_of(start, "distributed", "reducer") if has_several else ""
 
 
 def _next_command(run_dir: RunDir) -> str:
