@@ -112,7 +112,7 @@ class Task(ABC):
     step_state: Sequence[str] = ()
     """Names of buffers, or of modules with all buffers below, that lanes only read and `after_update` writes.
 
-    They are not merged after a step, and cost it nothing; a lane that changes one is an error.
+    They are not compared and merged in a step; a lane that changes one in the first steps is an error.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

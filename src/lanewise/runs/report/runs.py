@@ -74,7 +74,7 @@ def _facts(run: RunStatus) -> Iterator[str]:
     if run.seconds is not None and run.state != "running":
         yield f"took {timedelta(seconds=round(min(run.seconds, MOST_SECONDS)))}"
     if run.samples_per_second is not None:
-        yield f"{run.samples_per_second:,.4g} samples/s"
+        yield f"{run.samples_per_second:,.1f} samples/s"
     if run.num_starts > 1:
         yield f"started {run.num_starts} times"
     if run.seconds_left is not None:

@@ -31,9 +31,9 @@ def test_a_run_is_a_line_and_what_else_there_is_to_know():
         best=("held_out/loss", 1000, 0.5),
     )
     ended = RunStatus(
-        Path("runs/b"), "finished", devices="2 x cpu", reducer="ddp", seconds=75.4, samples_per_second=2336.6
+        Path("runs/b"), "finished", devices="2 x cpu", reducer="ddp", seconds=75.4, samples_per_second=23366.6
     )
-    assert list(Runs(Path("runs"), [ended]).lines()) == ["b: 2 x cpu, ddp; took 0:01:15; 2,337 samples/s"]
+    assert list(Runs(Path("runs"), [ended]).lines()) == ["b: 2 x cpu, ddp; took 0:01:15; 23,366.6 samples/s"]
     runs = Runs(Path("runs"), [status])
     line = drawn(runs).splitlines()[1]
     for part in ("a ", "running", "1,500/4,000", "0.25", "held_out/loss 0.5"):

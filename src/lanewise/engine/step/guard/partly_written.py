@@ -68,7 +68,7 @@ class PartlyWritten(Look):
         made = {name: sorted(sums) for name, sums in self._made.items()}
         told = self._world.all_gather_tree((sorted(self._partly), made))
         for name in sorted({name for partly, _ in told for name in partly}):
-            if self._world.rank == 0 and len({total for _, sums in told for total in sums[name]}) > 1:
+            if self._world.rank == 0 and len({total for _, sums in told for total in sums.get(name, ())}) > 1:
                 logger.warning(
                     "lanes wrote different elements of the buffer %s and left others. After the step it is "
                     "the mean over the lanes, which suits running statistics, and no queue, codebook or "

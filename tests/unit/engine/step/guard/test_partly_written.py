@@ -1,6 +1,7 @@
 """A float buffer of which lanes write a part each is named; a running statistic is not."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,3 +61,20 @@ def test_it_is_named_where_lanes_write_other_parts_of_it(caplog, write, step_sta
         look.after_forward(turn._replace(lane=lane), None)
     assert look.finish(StepTotals([]))
     assert ("different elements of the buffer queue" in caplog.text) == is_named
+
+
+def test_a_rank_without_samples_has_seen_nothing_of_the_buffer(caplog):
+    """A first step with fewer samples than lanes ended in a KeyError."""
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.ones(1))
+    model.register_buffer("queue", torch.zeros(4))
+    world = SimpleNamespace(rank=0, all_gather_tree=lambda own: [own, ([], {})])
+    look = PartlyWritten(SingleReducer(model, 2, "exact"), world, [])
+    turn = LaneTurn(0, 0, 0, range(1), range(2), is_last=False)
+    look.begin(turn)
+    for lane in range(2):
+        model.queue.zero_()
+        partly(model, lane)
+        look.after_forward(turn._replace(lane=lane), None)
+    assert look.finish(StepTotals([]))
+    assert "different elements of the buffer queue" in caplog.text
