@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +34,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says nothing where other programs run beside the tests.
 settings.register_profile("all", deadline=None)
 settings.register_profile("fast", deadline=None, max_examples=30)
+
+
+@pytest.fixture(autouse=True)
+def forget_modules_of_the_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget what a test imported from its temporary folder: the next may write a module of that name."""
+    before = set(sys.modules)
+    yield
+    temporary = str(tmp_path_factory.getbasetemp())
+    for name in sys.modules.keys() - before:
+        module = sys.modules[name]
+        places = (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
+        if any(str(place).startswith(temporary) for place in places):
+            del sys.modules[name]
 
 
 @pytest.fixture

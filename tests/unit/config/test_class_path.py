@@ -10,12 +10,9 @@ from lanewise.errors import ConfigError
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder that modules are imported from; what is imported is forgotten afterwards."""
+    """A folder that modules are imported from."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    return tmp_path
 
 
 def mistake_of(class_path: str) -> str:

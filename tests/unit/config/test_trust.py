@@ -145,7 +145,6 @@ def test_an_object_of_the_project_needs_no_type(tmp_path, monkeypatch):
     check_classes(config, untrusted=("/somewhere",))
     with pytest.raises(ConfigError, match=r"untyped.class_path: own_things.Thing cannot be used. .*--trust"):
         check_classes(dataclasses.replace(config, search_path=None), untrusted=("/somewhere",))
-    del sys.modules["own_things"]
 
 
 def is_kept(folder: Path, *overrides: Override) -> bool:

@@ -26,15 +26,12 @@ class Task(Smooth):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project folder with a module, and a run in its `runs/digits`; what is imported is forgotten."""
+    """A project folder with a module, and a run in its `runs/digits`."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "runs" / "digits").mkdir(parents=True)
     (tmp_path / "runs" / "digits" / "model.safetensors").touch()
     write_module(tmp_path / "own_task.py")
-    yield tmp_path
-    for name in set(sys.modules):
-        if name.partition(".")[0] in ("own_task", "evil_task", "runs", "pack"):
-            del sys.modules[name]
+    return tmp_path
 
 
 def write_module(path: Path) -> Path:

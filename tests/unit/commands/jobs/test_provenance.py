@@ -31,9 +31,7 @@ def own(tmp_path, monkeypatch):
     for name, source in MODULES.items():
         (tmp_path / name).write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield importlib.import_module("own_task").Mine
-    for name in MODULES:
-        sys.modules.pop(name.removesuffix(".py"), None)
+    return importlib.import_module("own_task").Mine
 
 
 def digest(name: str) -> str:
