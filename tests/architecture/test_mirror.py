@@ -26,8 +26,7 @@ WITHOUT_A_TEST = {
     "engine/state": "restore",
     "engine/step": "build closure outputs several_losses shared update whole_loss",
     "engine/step/guard": (
-        "changed_parameters collectives first_step foreign_gradients foreign_leaves look "
-        "second_forwards shared_backward"
+        "changed_parameters collectives first_step foreign_gradients foreign_leaves look second_forwards"
     ),
     "launch": "fork_server hello host launcher local",
     "processes/watch": "heartbeat",

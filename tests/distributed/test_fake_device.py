@@ -22,7 +22,7 @@ from tests.distributed.test_reducers import Whole, train_part
 from tests.fake_device.build import why_not
 from tests.fake_device.device import DEVICE, ORDERS
 from tests.fake_device.run import run
-from tests.fake_device.tasks import Pictures, Twice, Wide, Words
+from tests.fake_device.tasks import DrawsOnTheHost, Pictures, RunsAgainAtOnce, Twice, Wide, Words
 from tests.slow import slow
 
 pytestmark = [
@@ -140,6 +140,21 @@ def test_training_goes_on_on_the_cpu_in_close_only(tmp_path):
 @pytest.mark.parametrize("layout", ["data_parallel", *slow("balanced_data_parallel")])
 def test_a_lane_that_leaves_autocast_discards_no_cast_of_another(layout):
     assert on_device(configured(Twice, layout, "bf16")) == on_cpu(Twice, "bf16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["data_parallel", "balanced_data_parallel"])
+def test_forwards_that_run_again_at_once_are_no_draws(layout):
+    """Both put back the state of torch's generator, and what is left was taken for a draw of the backward."""
+    assert on_device(configured(RunsAgainAtOnce, layout)) == on_cpu(RunsAgainAtOnce)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["data_parallel", "balanced_data_parallel"])
+def test_lanes_at_once_that_draw_from_a_generator_of_the_host_are_an_error(layout):
+    """They left other bytes than a single device, and others in each run, without a word."""
+    with pytest.raises(RuntimeError, match="drew random numbers from python's generator"):
+        on_device(configured(DrawsOnTheHost, layout))
 
 
 def use_after_fork(world):

@@ -1,11 +1,14 @@
 """Small tasks with the kinds of layers whose kernels differ most between devices."""
 
+import random
+import threading
 import time
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Loss, Task
@@ -89,6 +92,56 @@ class TwiceModel(nn.Module):
         if tokens.device.index:
             time.sleep(0.05)
         return self.head(self.layer(hidden))
+
+
+class DrawsOnTheHost(Words):
+    """Drops a layer by python's generator, which is that of the process."""
+
+    def forward(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch) * (random.random() < 0.5)
+
+
+_first_runs_again, _second_runs_again = threading.Event(), threading.Event()
+
+
+class RunsAgainAtOnce(Words):
+    """Runs a dropout again in the backward, the second device's from the middle of the first one's on.
+
+    So torch puts back the state of its generator on the CPU that it finds in the first one's.
+    """
+
+    def forward(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return _Wait.apply(checkpoint(_Dropout(), model(batch), use_reentrant=False))
+
+
+class _Dropout:
+    """A dropout that knows whether it runs again."""
+
+    runs_again = False
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.runs_again and hidden.device.index == 0:
+            _first_runs_again.set()
+            _second_runs_again.wait(timeout=5)
+        elif self.runs_again and hidden.device.index == 1:
+            _second_runs_again.set()
+            time.sleep(0.1)  # until the first one has put back what it found
+        self.runs_again = True
+        return F.dropout(hidden, 0.5)
+
+
+class _Wait(torch.autograd.Function):
+    """Lets the backward of the second device wait until the first one's dropout runs again."""
+
+    @staticmethod
+    def forward(_: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.device.index == 1:
+            _first_runs_again.wait(timeout=5)
+        return gradient
 
 
 class Twice(Words):

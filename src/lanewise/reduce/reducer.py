@@ -117,6 +117,8 @@ class Reducer(ABC):
     """The trained parameters."""
     forward_is_collective: bool
     """Whether a process waits in a forward for the others, so that all must run equally many forwards."""
+    runs_at_once = False
+    """Whether the lanes of a round run in threads, which share the generators of the host."""
 
     _num_processes = 1
     _all_reduce: AllReduce | None = None

@@ -80,7 +80,8 @@ class ReplicaReducer(Reducer):
         self._is_stale = True
         self._round: list[tuple[LaneTurn, torch.Tensor, torch.Tensor | None]] = []
         self._threads: ThreadPoolExecutor | None = None
-        if devices[0].type != "cpu" and len(set(devices)) == len(devices):
+        self.runs_at_once = devices[0].type != "cpu" and len(set(devices)) == len(devices)
+        if self.runs_at_once:
             self._threads = ThreadPoolExecutor(
                 len(devices), "replica", initializer=torch.autocast_increment_nesting
             )

@@ -18,7 +18,7 @@ from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.guard.own_generators import OwnGenerators
 from lanewise.engine.step.guard.partly_written import PartlyWritten
-from lanewise.engine.step.guard.shared_backward import SharedBackward
+from lanewise.engine.step.guard.shared_generators import SharedGenerators
 from lanewise.engine.step.joining import Joining
 from lanewise.engine.step.lanes import LaneFeed
 from lanewise.engine.step.message import StepMessage
@@ -75,7 +75,7 @@ def build_pass(  # noqa: PLR0913 - the parts of a run, as arguments
         FirstStep(reducer, world),
     ]
     if len(reducer.replicas) > 1:
-        looks.append(SharedBackward(equality, len(reducer.replicas)))
+        looks.append(SharedGenerators(equality, reducer))
     rules: list[Callable[[LaneTurn], None]] = [TrainedParameters(reducer)]
     if world.world_size > 1:
         rules.append(collectives.require_even)

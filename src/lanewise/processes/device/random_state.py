@@ -14,6 +14,8 @@ import torch
 
 from lanewise.processes.device.accelerator import generator_state, module_in_use, set_generator_state
 
+_NUM_WORDS = 624
+
 
 def set_random_state(seed: int) -> None:
     """Seed the default generators of python, numpy and torch, on the CPU and on the current accelerator.
@@ -58,6 +60,20 @@ def generator_states() -> dict[str, object]:
         ),
         "torch's generator": torch.get_rng_state().tolist(),
         "the accelerator's generator": None if of_accelerator is None else of_accelerator.tolist(),
+    }
+
+
+def host_generators_drew() -> dict[str, bool]:
+    """Tell of each of these generators of the host whether it gave a number since it was seeded.
+
+    Those of python and numpy make 624 words at a time, and begin behind the last one.
+    """
+    of_numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - as above
+    seeded = torch.Generator().manual_seed(torch.initial_seed())
+    return {
+        "python's generator": random.getstate()[1][-1] != _NUM_WORDS,
+        "numpy's generator": of_numpy["state"].get("pos", _NUM_WORDS) != _NUM_WORDS,
+        "torch's generator": not torch.equal(torch.get_rng_state(), seeded.get_state()),
     }
 
 

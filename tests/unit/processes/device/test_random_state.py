@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lanewise.processes.device import random_state
-from lanewise.processes.device.random_state import kept_random_state, set_random_state
+from lanewise.processes.device.random_state import host_generators_drew, kept_random_state, set_random_state
 
 
 def draw(seed: int) -> tuple[float, float, float]:
@@ -61,3 +61,15 @@ def test_a_kept_state_goes_on_where_it_was():
     with kept_random_state():
         draw(8)
     assert (random.random(), float(np.random.random_sample()), torch.rand(()).item()) == first  # noqa: NPY002
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**64 - 1])
+def test_a_generator_of_the_host_that_gave_a_number_is_told(seed):
+    draws = (random.random, np.random.standard_normal, lambda: torch.rand(1))
+    for drawing, draw_number in enumerate(draws):
+        set_random_state(seed)
+        assert not any(host_generators_drew().values())
+        draw_number()
+        assert [number for number, has_drawn in enumerate(host_generators_drew().values()) if has_drawn] == [
+            drawing
+        ]
