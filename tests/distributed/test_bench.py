@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lanewise.commands.bench.job import NUM_FIRST_STEPS, BenchJob, First, Stint, _digest
+from lanewise.commands.bench.job import NUM_FIRST_STEPS, BenchJob, First, Stint, digest_of
 from lanewise.config import DataConfig, RunConfig, SchedulerConfig
 from lanewise.engine.engine import build_engine
 from lanewise.processes.device.determinism import set_determinism
@@ -27,7 +27,7 @@ def train(world: World, config: RunConfig) -> str:
     set_determinism("exact", threads=1)
     engine = build_engine(config, world)
     list(engine.steps())
-    return _digest(engine.training.model)
+    return digest_of(engine.training.model)
 
 
 @pytest.mark.parametrize("num_processes", [*slow(1, 2), 3])

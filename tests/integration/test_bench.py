@@ -38,6 +38,12 @@ def of_grade(written, equality):
     return [row for row in written["rows"] if row["equality"] == equality and not row["is_ceiling"]]
 
 
+def require_equal_trainings(written):
+    """Every reducer was trained and evaluated, and made the same model."""
+    trained = [row["trained"] for row in of_grade(written, "exact")]
+    assert len({(row["num_steps"], row["model"], *row["values"].items()) for row in trained}) == 1
+
+
 def require_sound(written, *, takes_what_is_planned=True):
     """Every reducer was measured on one and two devices, made the same model, and took what plan says.
 
@@ -71,8 +77,11 @@ def test_every_reducer_is_measured_with_the_same_model_and_the_memory_that_was_p
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "char_gpt", "session_rec"])
 def test_the_examples(tmp_path, name):
-    _, written = bench(ROOT / "examples" / name / f"{name}.yaml", tmp_path, "--seconds", "1")
+    _, written = bench(
+        ROOT / "examples" / name / f"{name}.yaml", tmp_path, "--seconds", "1", "--evaluate", "3"
+    )
     require_sound(written)
+    require_equal_trainings(written)
 
 
 @pytest.mark.slow
@@ -131,11 +140,14 @@ def test_a_slow_link_between_two_hosts_is_named(tmp_path):
 
 def test_a_mode_that_fails_is_a_row_with_its_reason(tmp_path):
     config = write_config(tmp_path, "bottlenecks.FailsOnRankOne", **BATCH)
-    done, written = bench(config, tmp_path, "--reducers", "single,ddp", "--seconds", "0.2")
+    options = ("--reducers", "single,ddp", "--seconds", "0.2", "--evaluate", "3")
+    done, written = bench(config, tmp_path, *options)
     failures = {row["reducer"]: row["failure"] for row in of_grade(written, "exact")}
     assert failures["single"] is None
     assert "this is what failed" in failures["ddp"]
     assert done.stdout.count("RuntimeError: this is what failed") == 1
+    assert "after 3 steps and an evaluation, in exact" in done.stdout
+    assert [row["num_steps"] for row in (row["trained"] for row in written["rows"]) if row] == [3]
 
 
 @pytest.mark.slow

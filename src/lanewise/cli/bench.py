@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_counts, read_path
+from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_counts, read_path
 from lanewise.cli.plan import amount
 from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config import ReducerName, RunConfig, pinned_variables
@@ -38,6 +38,13 @@ _DEVICES = Argument[Sequence[int]](
     (),
 )
 _SECONDS = amount("--seconds", "when to stop measuring rows that are noisy; 60 if left out", "N")
+_EVALUATE = Argument[int | None](
+    "--evaluate",
+    "then trains every mode for N steps, and evaluates: adds time, metrics and model",
+    "N",
+    read_count,
+    default=None,
+)
 _COMPARE = Argument[Path | None](
     "--compare", "what an earlier --json wrote here: says which rows changed", "OLD", read_path, default=None
 )
@@ -79,6 +86,7 @@ def bench(arguments: Arguments) -> int:
             arguments[_DEVICES] or (1, num_accelerators or 2),
             arguments[_REDUCERS],
             seconds=arguments[_SECONDS] or 60.0,
+            num_steps=arguments[_EVALUATE],
             tunes=arguments[_TUNE],
             show=show,
         )
@@ -111,6 +119,6 @@ Trains CONFIG under every reducer on this machine, in turns, in both grades, and
 where its time goes, what memory it takes, and what bounds it. Nothing is written to run_dir.""",
     run=bench,
     operands=(CONFIG,),
-    options=(_REDUCERS, _DEVICES, _SECONDS, _TUNE, _COMPARE, JSON),
+    options=(_REDUCERS, _DEVICES, _SECONDS, _EVALUATE, _TUNE, _COMPARE, JSON),
     has_overrides=True,
 )

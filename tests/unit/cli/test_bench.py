@@ -29,6 +29,7 @@ def config(tmp_path) -> str:
             "nowhere/bench.json cannot be written: there is no folder nowhere.",
         ),
         (["--seconds", "0"], "--seconds must be a number greater than 0: got '0'."),
+        (["--evaluate", "1.5"], "--evaluate must be a number from 1 on: got '1.5'."),
         (["--distributed.launcher", "kubernetes"], "distributed.kubernetes.image"),
         (
             ["--batch.micro_batch_size", "auto"],

@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import partial
 
 from lanewise.commands.bench.bench_report import BenchReport
-from lanewise.commands.bench.hosts import measure_on_hosts, modes_on_hosts
+from lanewise.commands.bench.hosts import measure_on_hosts, modes_on_hosts, train_there
 from lanewise.commands.bench.job import BenchJob
 from lanewise.commands.bench.modes import GRADES, Configure, Mode, modes_here, overrides_of, shares_of
 from lanewise.commands.bench.row import BenchRow
 from lanewise.commands.bench.side import Show, Side, start, take_rounds
+from lanewise.commands.bench.training import Trained, TrainingJob
 from lanewise.commands.bench.tune import tune
+from lanewise.commands.jobs.start import check_here, launch_unseen
 from lanewise.commands.plan.plan import plan
 from lanewise.commands.plan.result import Plan
 from lanewise.commands.plan.row import Machine
@@ -31,6 +33,7 @@ def bench(
     reducers: Sequence[ReducerName],
     *,
     seconds: float,
+    num_steps: int | None = None,
     tunes: bool = False,
     show: Show = lambda _: None,
 ) -> BenchReport:
@@ -41,6 +44,8 @@ def bench(
         devices: numbers of devices of this machine; on other hosts they are those of the configuration.
         reducers: those to measure, where they can have so many devices.
         seconds: when rounds end, although some rows may be noisy still; trials have as many besides.
+        num_steps: how many steps each mode of the configuration's grade is trained for afterwards, from the
+            first one, to be evaluated; None: none.
         tunes: whether to try what makes the fastest mode faster and leaves its model the same.
         show: see `Show`.
 
@@ -71,6 +76,14 @@ def bench(
             _measure_here(rows, configure, begin + seconds, show)
         else:
             measure_on_hosts(rows, configure, begin + seconds, show)
+        if num_steps is not None:
+            train = _train_here if is_here else train_there
+            for row in report.measured:
+                show(f"training {num_steps:,} steps: {row.mode}")
+                try:
+                    row.trained = train(row.mode, configure, num_steps)
+                except LanewiseError as error:
+                    row.failure = text_of(error)
         if report.trials is not None and report.fastest is not None:
             mode = report.fastest.mode
             # A reducer that shards gives the modules of a model other classes.
@@ -134,6 +147,13 @@ def _measure_here(rows: Mapping[Mode, BenchRow], configure: Configure, end: floa
             take_rounds(sides, end - (end - begin) * len(waiting) / len(rows), show)
             for side in sides.values():  # so that all end at the same time
                 side.dismiss()
+
+
+def _train_here(mode: Mode, configure: Configure, num_steps: int) -> Trained:
+    """Train a mode for so many steps on this machine, and evaluate the model."""
+    job = TrainingJob(jobs_of(mode, configure)[0].config, num_steps=num_steps)
+    check_here(job)
+    return Trained(**launch_unseen(job, job.config.distributed.num_processes or 1))
 
 
 def jobs_of(mode: Mode, configure: Configure) -> list[BenchJob]:

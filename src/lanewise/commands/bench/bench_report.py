@@ -20,6 +20,8 @@ from lanewise.config.load import Override
 from lanewise.engine.step.phases import PHASES
 
 _NOISY = "*"
+_COLUMNS = 5
+"""So many of an evaluation's values fit beside each other."""
 _Columns: TypeAlias = Mapping[str, Callable[[BenchRow], str]]
 """Says for each column, by its name, what it shows of a row."""
 
@@ -42,12 +44,12 @@ class BenchReport:
     @property
     def best(self) -> BenchRow | None:
         """The fastest row of those with most devices, in the grade of the configuration."""
-        return max(self._measured, key=lambda row: (row.mode.num_devices, _median(row)), default=None)
+        return max(self.measured, key=lambda row: (row.mode.num_devices, _median(row)), default=None)
 
     @property
     def fastest(self) -> BenchRow | None:
         """The fastest row in the grade of the configuration."""
-        return max(self._measured, key=_median, default=None)
+        return max(self.measured, key=_median, default=None)
 
     def speed_up(self, row: BenchRow) -> float | None:
         """Return how many times as fast as one device of the same grade a row is; None where not known."""
@@ -57,12 +59,13 @@ class BenchReport:
     def table(self) -> RenderableType:
         """Draw the speeds, the parts of a step, and the memory, each in 80 columns."""
         grade = self.config.distributed.equality
-        tables = {
-            "samples/s, +- half the width of the middle half of the rounds": self._speeds(),
-            f"parts of a step, in {grade}": self._phases(),
-            f"MiB of tensors on the first and on the fullest device, in {grade}": self._resources(),
-        }
-        parts = [("", title, table) for title, table in tables.items() if table.row_count]
+        tables = [
+            ("samples/s, +- half the width of the middle half of the rounds", self._speeds()),
+            (f"parts of a step, in {grade}", self._phases()),
+            (f"MiB of tensors on the first and on the fullest device, in {grade}", self._resources()),
+            *self._trainings(),
+        ]
+        parts = [("", title, table) for title, table in tables if table.row_count]
         return Group(*[part for of_table in parts for part in of_table][1:])
 
     def lines(self) -> Iterator[str]:
@@ -126,7 +129,7 @@ class BenchReport:
             yield f"another model, so not tried: {ANOTHER_MODEL}"
 
     @property
-    def _measured(self) -> list[BenchRow]:
+    def measured(self) -> list[BenchRow]:
         """The rows of that grade that train one model and were measured."""
         return [row for row in self._of_grade if row.rounds and not row.mode.is_ceiling]
 
@@ -137,8 +140,9 @@ class BenchReport:
         return [row for row in self.rows.values() if row.mode.equality == equality]
 
     def _notes(self) -> Iterator[str]:
-        models = {row.model for row in self.rows.values() if row.mode.equality == "exact" and row.model}
-        if len(models) > 1:
+        exact = [row for row in self.rows.values() if row.mode.equality == "exact"]
+        models = {row.model for row in exact if row.model}
+        if max(len(models), len({row.trained.model for row in exact if row.trained})) > 1:
             yield "the models of exact differ, and must not: `lanewise verify` says why"
         elif models and any(row.rounds for row in self.rows.values()):
             yield f"model: the digest after {NUM_FIRST_STEPS} steps in exact, equal in all rows"
@@ -169,7 +173,7 @@ class BenchReport:
         def share(name: str, row: BenchRow) -> str:
             return f"{row.shares[name]:.0%}"
 
-        return _draw(self._measured, {name: partial(share, name) for name in PHASES})
+        return _draw(self.measured, {name: partial(share, name) for name in PHASES})
 
     def _resources(self) -> Table:
         """Draw memory, operations and units; what no row has gets no column."""
@@ -183,8 +187,29 @@ class BenchReport:
             "MFU": lambda row: "" if row.utilization is None else f"{row.utilization:.1%}",
             "units/s": lambda row: "" if row.units_per_second is None else rate(row.units_per_second.median),
         }
-        shown = {name: cell for name, cell in columns.items() if any(map(cell, self._measured))}
-        return _draw(self._measured, shown)
+        shown = {name: cell for name, cell in columns.items() if any(map(cell, self.measured))}
+        return _draw(self.measured, shown)
+
+    def _trainings(self) -> Iterator[tuple[str, Table]]:
+        """Draw what some steps and an evaluation came to, with as many values in a table as fit."""
+        trained = {row: row.trained for row in self.measured if row.trained is not None}
+        num_steps = max((of_row.num_steps for of_row in trained.values()), default=0)
+        title = f"after {num_steps:,} steps and an evaluation, in {self.config.distributed.equality}"
+        columns: dict[str, Callable[[BenchRow], str]] = {
+            "seconds": lambda row: f"{trained[row].seconds:,.1f}",
+            "model": lambda row: trained[row].model[:8],
+        }
+
+        def value(name: str, row: BenchRow) -> str:
+            return f"{trained[row].values[name]:.5g}"
+
+        for name in next(iter(trained.values())).values if trained else ():
+            columns[name.replace("/", "/\n")] = partial(value, name)
+        names = list(columns)
+        for start in range(0, len(names), _COLUMNS):
+            shown = names[start : start + _COLUMNS]
+            yield title, _draw(list(trained), {name: columns[name] for name in shown})
+            title = "further values of that evaluation"
 
 
 def _outcome(trial: Trial) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lanewise.commands.bench.job import BenchJob, First, Stint
 from lanewise.commands.bench.modes import GRADES, Configure, Mode, overrides_of
 from lanewise.commands.bench.row import BenchRow
 from lanewise.commands.bench.side import Show
+from lanewise.commands.bench.training import Trained, TrainingJob
+from lanewise.commands.jobs.job import Job
 from lanewise.commands.jobs.launchers import is_submitted, job_there, launcher_of, places_of
 from lanewise.commands.jobs.start import check_for_hosts, launch
 from lanewise.config import REDUCERS, ReducerName, RunConfig
@@ -45,17 +48,27 @@ def measure_on_hosts(rows: Mapping[Mode, BenchRow], configure: Configure, end: f
         show(f"running {mode}")
         seconds = (end - time.monotonic()) / (len(rows) - number)
         try:
-            config = configure(list(overrides_of(mode, configure([]).distributed)))
-            if mode.kind.runs_on == "device":
-                config = _on_first_host(config)
-            job = BenchJob(config, seconds=seconds)
-            check_for_hosts(job)
-            found = launch(job_there(job), launcher_of(job))
+            found = _launch_there(BenchJob(_config_there(mode, configure), seconds=seconds))
         except LanewiseError as error:
             row.failure = text_of(error)
             continue
         row.firsts = [First(**first) for first in found["firsts"]]
         row.rounds = [[Stint(**stint) for stint in stints] for stints in found["rounds"]]
+
+
+def train_there(mode: Mode, configure: Configure, num_steps: int) -> Trained:
+    """Train a mode for so many steps on the hosts, and evaluate the model."""
+    return Trained(**_launch_there(TrainingJob(_config_there(mode, configure), num_steps=num_steps)))
+
+
+def _launch_there(job: Job) -> Any:
+    check_for_hosts(job)
+    return launch(job_there(job), launcher_of(job))
+
+
+def _config_there(mode: Mode, configure: Configure) -> RunConfig:
+    config = configure(list(overrides_of(mode, configure([]).distributed)))
+    return _on_first_host(config) if mode.kind.runs_on == "device" else config
 
 
 def _on_first_host(config: RunConfig) -> RunConfig:

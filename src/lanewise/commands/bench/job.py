@@ -154,7 +154,7 @@ class _MeasuredRun:
             take_peaks()
             for _ in range(NUM_FIRST_STEPS):
                 next(self._steps)
-            first_peaks, model = take_peaks(), _digest(run.training.model)
+            first_peaks, model = take_peaks(), digest_of(run.training.model)
             take_peaks()  # of parameters that were gathered for the digest
             end = time.monotonic() + _MEMORY_SECONDS
             for _ in range(NUM_FIRST_STEPS, _MEMORY_STEPS):
@@ -224,7 +224,7 @@ def _take_peaks(devices: Sequence[torch.device], live: LiveStorage | None) -> Se
     return peaks
 
 
-def _digest(model: nn.Module) -> str:
+def digest_of(model: nn.Module) -> str:
     """Return the digest of parameters and buffers. Collective where they are sharded."""
     tensors = chain(model.named_parameters(), model.named_buffers())
     return digest([(name, digest(whole(tensor))) for name, tensor in tensors])

@@ -1,13 +1,14 @@
 """What was measured of a mode, and what bounds it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 from lanewise.commands.bench.job import LEAST_ROUNDS, First, Stint
 from lanewise.commands.bench.modes import Mode
 from lanewise.commands.bench.rounds import MiddleHalf
+from lanewise.commands.bench.training import Trained
 from lanewise.engine.step.phases import PHASES
 from lanewise.processes.device.peak import peak_flops_per_second
 from lanewise.processes.watch.heartbeat import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER
@@ -34,6 +35,8 @@ class BenchRow:
     """What each process found in its first steps."""
     rounds: list[Sequence[Stint]] = field(default_factory=list)
     """The stints of all processes, for each round."""
+    trained: Trained | None = None
+    """What came of some steps and an evaluation; None where they were not asked for, or failed."""
     failure: str = ""
     """Why it could not be measured, or not to the end."""
 
@@ -161,4 +164,5 @@ class BenchRow:
             "flops_per_second": self.flops_per_second,
             "utilization": self.utilization,
             "model": self.model or None,
+            "trained": self.trained and asdict(self.trained),
         }

@@ -9,6 +9,7 @@ from rich.console import Console
 from lanewise.commands.bench.bench_report import BenchReport
 from lanewise.commands.bench.modes import Mode
 from lanewise.commands.bench.row import BenchRow
+from lanewise.commands.bench.training import Trained
 from lanewise.commands.bench.tune import Trial
 from lanewise.config import DistributedConfig
 from lanewise.config.load import Override
@@ -45,6 +46,32 @@ def test_the_widest_rows_fit_into_80_columns():
     assert max(map(len, text.splitlines())) <= 80
     assert "balanced_data_parallel" in text
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
+
+
+def test_what_was_trained_is_a_table_with_every_value_of_the_evaluation():
+    rows = [row(ALONE, [2.0] * 5), row(DDP, [1.0] * 5)]
+    values = {"recommended/loss": 1.5, "recommended/ndcg@10": 0.352, "recommended/mrr": 0.45678}
+    for measured in rows:
+        measured.trained = Trained(250, 61.26, {**values, "recommended/recall@10": 0.3}, "c0ffee123")
+    text = drawn(report(*rows))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\nafter 250 steps and an evaluation, in close\n" in text
+    assert ["ddp", "2", "61.3", "c0ffee12", "1.5", "0.352", "0.45678"] in list(
+        map(str.split, text.splitlines())
+    )
+    title, _, heading, of_single, of_ddp = text.splitlines()[-5:]
+    assert title == "further values of that evaluation"
+    assert heading.split() == ["reducer", "devices", "recall@10"]
+    assert [of_single.split(), of_ddp.split()] == [["single", "1", "0.3"], ["ddp", "2", "0.3"]]
+
+
+def test_trainings_that_differ_in_exact_are_told():
+    rows = [row(mode._replace(equality="exact"), [1.0] * 5) for mode in (ALONE, DDP)]
+    for measured in rows:
+        measured.trained = Trained(250, 1.0, {}, measured.mode.reducer)
+    assert "the models of exact differ, and must not: `lanewise verify` says why" in list(
+        report(*rows).lines()
+    )
 
 
 def test_of_few_rounds_no_spread_is_written():
