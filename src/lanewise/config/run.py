@@ -316,7 +316,7 @@ class RunConfig(Section):
     scheduler: SchedulerConfig | None = None
     """How the learning rate changes; unset: not at all."""
     precision: PrecisionName = "float32"
-    """Number format of forward and loss; weights and gradients are float32."""
+    """Number format of forward and loss; weights and gradients keep that of the model's parameters."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """What is traded for memory."""
     compile: CompileConfig | None = None
