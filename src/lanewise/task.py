@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from lanewise.data.collate import collate
 from lanewise.errors import TaskError
+from lanewise.lanes import PROGRESS, StepProgress
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -69,22 +70,6 @@ class Loss:
         return cls(value * weight, weight, metrics=metrics, gather=gather, total=total)
 
 
-class StepProgress(NamedTuple):
-    """Where in the run a step is."""
-
-    number: int
-    """How many steps were taken before."""
-    epoch: int
-    """The index of its epoch."""
-    num_steps: int | None
-    """How many steps the run has in all; None of a stream that ends with its data."""
-
-    @property
-    def fraction(self) -> float | None:
-        """The part of the run that was trained before, from 0 to 1; None where `num_steps` is."""
-        return self.number / self.num_steps if self.num_steps else None
-
-
 @dataclass(frozen=True)
 class UpdatedStep:
     """A step whose update was made, as `Task.after_update` gets it: the same on every process."""
@@ -120,6 +105,25 @@ class Task(ABC):
         task = super().__new__(cls)
         object.__setattr__(task, "_init_arguments", (args, kwargs))  # a frozen dataclass may be a task
         return task
+
+    @property
+    def progress(self) -> StepProgress:
+        """Where in the run the step is: for annealed weights, temperatures and curricula.
+
+        It is that of the step for which `collate`, `forward`, the loss or `after_update` runs. In an
+        evaluation, and for predictions, `number` counts the steps that the weights were trained, and `epoch`
+        is that of the last one.
+
+        Raises:
+            TaskError: where no run gives it.
+        """
+        if (position := PROGRESS.get()) is None:
+            raise TaskError(
+                "self.progress is known in collate, forward, the losses and after_update, while lanewise "
+                "trains, evaluates, or predicts with the weights of a run. In a loop of your own use "
+                "step.number and step.epoch; with other weights, read it only where model.training is set."
+            )
+        return StepProgress(*position)
 
     @abstractmethod
     def build_model(self) -> nn.Module:

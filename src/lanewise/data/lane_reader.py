@@ -11,7 +11,7 @@ from lanewise.data.collate import no_batch
 from lanewise.data.file_dataset import FileDataset
 from lanewise.data.rows import Rows
 from lanewise.errors import note_place, shorten
-from lanewise.lanes import LaneTurn, read_seed, sample_seed
+from lanewise.lanes import PROGRESS, LaneTurn, RunLength, read_seed, sample_seed
 from lanewise.processes.device.nested import map_leaves
 from lanewise.processes.device.random_state import set_random_state
 
@@ -39,6 +39,8 @@ class LaneBatch:
     upcoming: Sequence[int] | None = None
     """How many samples each lane of this process has in the next step, 0 where the lane has ended: told by a
     stream in the last batch of a step."""
+    asks_length: bool = False
+    """Whether `collate` asked for the length of the run."""
 
     @property
     def has_samples(self) -> bool:
@@ -79,6 +81,8 @@ class LaneReader(Dataset[LaneBatch]):
     """The dataset's name if it is evaluated; part of the random state."""
     number: tuple[int, int] = (0, 0)
     """The dataset's number in a loop, and how often it was begun before; part of the random state."""
+    length: RunLength | None = None
+    """That of the run that trains on it; None where it is read for something else."""
 
     def __post_init__(self) -> None:
         inner = self.dataset
@@ -91,6 +95,8 @@ class LaneReader(Dataset[LaneBatch]):
         """Read and collate one lane's samples."""
         turn, indices = index
         batch = LaneBatch(turn, indices, None, 0, 0, self.eval_dataset)
+        if self.length is not None:
+            PROGRESS.set((turn.step, turn.epoch, self.length))
         if not indices:
             return batch
         before = 0 if self._files is None else self._files.read_bytes
@@ -113,6 +119,7 @@ class LaneReader(Dataset[LaneBatch]):
             raise
         finally:
             torch.set_num_threads(num_threads)
+        batch.asks_length = self.length is not None and self.length.is_asked
         batch.read_bytes = 0 if self._files is None else self._files.read_bytes - before
         return batch
 

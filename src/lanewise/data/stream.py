@@ -15,7 +15,7 @@ from lanewise.data.collate import no_batch
 from lanewise.data.lane_reader import LaneBatch
 from lanewise.data.lane_stream import OpenStream, Stream, as_lane_stream, shards_of
 from lanewise.errors import DataError, note_place
-from lanewise.lanes import LaneTurn, read_seed, stream_seed
+from lanewise.lanes import PROGRESS, LaneTurn, RunLength, read_seed, stream_seed
 from lanewise.lanes.orders.permutation import permutation
 from lanewise.processes.device.random_state import set_random_state
 
@@ -141,6 +141,8 @@ class _Feed:
 class StreamReader(Dataset[LaneBatch]):
     """A stream whose index is (epoch, lane), and whose item is the lane's next micro-batch in this epoch.
 
+    The index may also have the number of the first step of the epoch, for `Task.progress`.
+
     An item without samples is the end of the lane in the epoch. A new epoch closes what is open. What the
     collate draws follows from (seed, dataset, epoch, step in the epoch, lane), as what the stream draws does:
     a micro-batch that was read alone is collated under the random state in which it was read.
@@ -160,6 +162,8 @@ class StreamReader(Dataset[LaneBatch]):
     """The dataset's number in a loop, and how often it was begun before; part of the random state."""
     start: LaneStart | None = field(default=None, init=False)
     """Where a run that resumes goes on."""
+    length: RunLength | None = None
+    """See `LaneReader`."""
 
     total_bytes = None
     """See `LaneReader`."""
@@ -192,9 +196,9 @@ class StreamReader(Dataset[LaneBatch]):
         self._feeds: dict[int, _Feed] = {}
         self._num_read: dict[int, int] = {}
 
-    def __getitem__(self, index: tuple[int, int]) -> LaneBatch:
+    def __getitem__(self, index: tuple[int, ...]) -> LaneBatch:
         """Read and collate the next micro-batch of a lane."""
-        epoch, lane = index
+        epoch, lane, first_step = (*index, 0)[:3]
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as DataLoader workers do, so that `num_workers` changes no sample
         try:
@@ -214,9 +218,12 @@ class StreamReader(Dataset[LaneBatch]):
                 if not self._reads_alone:
                     place = epoch, number, lane
                     set_random_state(read_seed(self.seed, self.number, self.eval_dataset, *place))
+                if self.length is not None:
+                    PROGRESS.set((first_step + number, epoch, self.length))
                 batch.data = self.collate(read.samples)
                 if batch.data is None:
                     raise no_batch(self.collate)
+                batch.asks_length = self.length is not None and self.length.is_asked
         except BaseException as error:
             of = f"the eval dataset {self.eval_dataset}" if self.eval_dataset else "the stream"
             note_place(error, f"in lane {lane} of {of}, epoch {epoch + 1}")

@@ -37,9 +37,9 @@ class StreamLanes:
         self._asked = _Asked(self.shares, 1 if self.lane_after_lane else len(lanes))
         self._queues: dict[int, deque[LaneBatch]] = {}
 
-    def open(self, epoch: int, ended: Iterable[int] = ()) -> None:
-        """Begin an epoch, in which some lanes may have ended before."""
-        self._asked.epoch, self._asked.ended = epoch, {*ended}
+    def open(self, epoch: int, ended: Iterable[int] = (), first_step: int = 0) -> None:
+        """Begin an epoch, whose first step has a number, and in which some lanes may have ended before."""
+        self._asked.epoch, self._asked.ended, self._asked.first_step = epoch, {*ended}, first_step
         self._queues = {lane: deque() for lane in self.reader.lanes}
 
     def num_next(self, lane: int) -> int:
@@ -89,10 +89,11 @@ class _Asked:
     epoch: int = -1
     ended: set[int] = field(default_factory=set)
     """The lanes that are known to have ended."""
+    first_step: int = 0
 
-    def __iter__(self) -> Iterator[tuple[int, int] | None]:
+    def __iter__(self) -> Iterator[tuple[int, int, int] | None]:
         while True:
             going = ([lane for lane in share if lane not in self.ended] for share in self.shares)
             of_workers: list[Sequence[int | None]] = [lanes[: self.at_once] or [None] for lanes in going]
             for lane in deal(of_workers):
-                yield None if lane is None else (self.epoch, lane)
+                yield None if lane is None else (self.epoch, lane, self.first_step)

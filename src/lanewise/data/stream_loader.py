@@ -10,7 +10,7 @@ from lanewise.data.loader import StepEnd
 from lanewise.data.stream import LaneStart, StreamReader
 from lanewise.data.stream_lanes import StreamLanes
 from lanewise.errors import CheckpointError, DataError
-from lanewise.lanes import LaneTurn
+from lanewise.lanes import PROGRESS, LaneTurn
 from lanewise.processes.device.nested import copied
 
 logger = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class StreamLoader:
             if not own:
                 turn = LaneTurn(self._epoch, self._step, self.lanes.start, range(0), present, is_last=True)
                 data = self._spare_data(present[0]) if self.fills_empty else None
+                self._enter()
                 yield LaneBatch(turn, (), data, 0, upcoming=[0] * len(self.lanes))
             for lane in own:
                 batch, is_last = lanes.take(lane), lane == own[-1]
@@ -112,7 +113,13 @@ class StreamLoader:
                     batch.upcoming = list(map(lanes.num_next, self.lanes))
                 if self.fills_empty and self._spare is None:
                     self._spare = copied(batch.data)  # before a forward changes it
+                self._enter()
                 yield batch
+
+    def _enter(self) -> None:
+        """Set the progress back from what was read ahead."""
+        if self.reader.length is not None:
+            PROGRESS.set((self._step, self._epoch, self.reader.length))
 
     def note(self, upcoming: Sequence[int]) -> None:
         """See `LaneLoader`."""
@@ -204,7 +211,7 @@ class StreamLoader:
             assert self._upcoming is not None
             ended = [lane for lane in self.lanes if not self._upcoming[lane]]
             self._tell_skipped(resumed)
-        self._opened.open(self._epoch, ended)
+        self._opened.open(self._epoch, ended, self._first_step)
         of_ranks = self.exchange(list(map(self._opened.num_next, self.lanes)))
         found = [number for of_rank in of_ranks for number in of_rank]
         if resumed is not None and found != self._upcoming:

@@ -14,9 +14,10 @@ from typing import Any, TypeVar, final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lanewise.data.lane_reader import LaneBatch
+from lanewise.data.lane_reader import LaneBatch, LaneReader
+from lanewise.data.stream import StreamReader
 from lanewise.errors import DataError, text_of
-from lanewise.lanes import lane_ranges
+from lanewise.lanes import PROGRESS, RunLength, lane_ranges
 from lanewise.processes.die_with_parent import die_with_parent, name_child
 
 T = TypeVar("T")
@@ -44,7 +45,11 @@ def deal(of_workers: Iterable[Iterable[T]]) -> Iterator[T | None]:
 
 
 def read_turns(
-    reader: Dataset[LaneBatch], requests: Iterable[Any], num_workers: int, *, pin_memory: bool = False
+    reader: LaneReader | StreamReader,
+    requests: Iterable[Any],
+    num_workers: int,
+    *,
+    pin_memory: bool = False,
 ) -> Iterator[LaneBatch]:
     """Read what is asked for, in this order; nothing for None.
 
@@ -58,7 +63,7 @@ def read_turns(
     if not num_workers and not pin_memory:
         return map(reader.__getitem__, requests)  # a DataLoader adds 8 to 11 us to each
     loader: DataLoader[Any] = DataLoader(
-        _OrNothing(reader),
+        _OrNothing(reader, PROGRESS.get()),
         batch_size=None,  # a turn is a batch already
         sampler=requests,
         num_workers=num_workers,
@@ -81,7 +86,7 @@ def read_turns(
         batches = iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return _until_told(batches) if num_workers else batches
+    return _until_told(batches, reader.length) if num_workers else batches
 
 
 @final
@@ -89,14 +94,17 @@ def read_turns(
 class _OrNothing(Dataset[LaneBatch | None]):
     """Reads nothing where it is asked for nothing."""
 
-    reader: Dataset[LaneBatch]
+    reader: LaneReader | StreamReader
+    progress: Any
+    """Where the run is when an evaluation begins."""
 
     def __getitem__(self, request: Any) -> LaneBatch | None:
         """Read what is asked for."""
+        PROGRESS.set(self.progress)
         return None if request is None else self.reader[request]
 
 
-def _until_told(batches: Iterator[LaneBatch | None]) -> Iterator[LaneBatch]:
+def _until_told(batches: Iterator[LaneBatch | None], length: RunLength | None = None) -> Iterator[LaneBatch]:
     """Let torch say first that a worker has ended, where that is what broke a connection to it.
 
     Torch says so, from the handler of the signal that the kernel sends, a moment after the connection breaks.
@@ -104,6 +112,9 @@ def _until_told(batches: Iterator[LaneBatch | None]) -> Iterator[LaneBatch]:
     try:
         for batch in batches:
             if batch is not None:
+                if length is not None:
+                    length.is_asked |= batch.asks_length
+                    PROGRESS.set((batch.turn.step, batch.turn.epoch, length))
                 yield batch
     except (OSError, EOFError):
         time.sleep(_SECONDS_TO_BE_TOLD)

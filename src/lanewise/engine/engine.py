@@ -27,6 +27,7 @@ from lanewise.engine.step.step import TrainStep
 from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.engine.transforms import CompilationLog
 from lanewise.errors import ConfigError, PreemptedError, noting
+from lanewise.lanes import PROGRESS
 from lanewise.processes.device.accelerator import device_name, has_streams
 from lanewise.processes.device.peak import peak_flops_per_second
 from lanewise.processes.watch.heartbeat import CALLBACK, EVALUATION, SAVE, heartbeat
@@ -201,6 +202,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the background work of the reducer."""
+        PROGRESS.set(None)
         self.reducer.close()
 
     @property
@@ -237,6 +239,7 @@ class Engine:
         assert self.evaluation is not None
         observers.catch_up()
         heartbeat.note = (EVALUATION, step, None)
+        self.run.enter_weights(step)
         with self.run.evaluation_weights():
             with noting(lambda: f"in the evaluation after step {step + 1}"):
                 wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False

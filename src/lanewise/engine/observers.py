@@ -134,6 +134,7 @@ class ShownModel:
             return
         self._observers.catch_up()
         heartbeat.note = (CALLBACK, step, None)
+        self._run.enter_weights(step)
         model = self._run.training.evaluated_model
         with self._run.evaluation_weights(), self._run.reducer.whole(model):
             if self._callbacks:

@@ -10,6 +10,9 @@ from lanewise.lanes.orders.permutation import FeistelShuffle as FeistelShuffle
 from lanewise.lanes.orders.weighted import WeightedOrder as WeightedOrder
 from lanewise.lanes.placement import Placement as Placement
 from lanewise.lanes.placement import lane_ranges as lane_ranges
+from lanewise.lanes.progress import PROGRESS as PROGRESS
+from lanewise.lanes.progress import RunLength as RunLength
+from lanewise.lanes.progress import StepProgress as StepProgress
 from lanewise.lanes.schedule import LaneTurn as LaneTurn
 from lanewise.lanes.schedule import Schedule as Schedule
 from lanewise.lanes.schedule import SequentialSchedule as SequentialSchedule

@@ -26,8 +26,9 @@ discard nothing, as if they were in an outer autocast, and all casts are discard
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from itertools import islice
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import nn
@@ -45,6 +46,8 @@ from lanewise.reduce.reducer import (
     trained_parameters,
     without_loss,
 )
+
+T = TypeVar("T")
 
 
 @final
@@ -98,10 +101,12 @@ class ReplicaReducer(Reducer):
         if self._threads is None:
             return [self._run_lane(number, lane) for number, lane in enumerate(lanes)]
         try:
-            forwards = list(self._threads.map(self._forward, range(len(lanes)), lanes))
+            forwards = list(self._threads.map(_in_context(self._forward), range(len(lanes)), lanes))
             torch.clear_autocast_cache()  # see [Note: autocast and threads]
             if self._balanced:
-                return list(self._threads.map(self._own_loss, range(len(lanes)), lanes, forwards))
+                return list(
+                    self._threads.map(_in_context(self._own_loss), range(len(lanes)), lanes, forwards)
+                )
         finally:
             torch.clear_autocast_cache()
         return [
@@ -186,6 +191,12 @@ class ReplicaReducer(Reducer):
                 gradient = other.grad.to(parameter.device)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
             other.grad = None
+
+
+def _in_context(function: Callable[..., T]) -> Callable[..., T]:
+    """Return what runs a function in another thread under the context variables of this one."""
+    context = copy_context()
+    return lambda *arguments: context.copy().run(function, *arguments)
 
 
 def _go_on() -> None:

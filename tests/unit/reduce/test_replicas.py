@@ -3,6 +3,8 @@
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lanewise.data import LaneBatch
 from lanewise.lanes import LaneTurn, Schedule
-from lanewise.reduce.replicas import ReplicaReducer
+from lanewise.reduce.replicas import ReplicaReducer, _in_context
 
 CPU = torch.device("cpu")
 VOCABULARY, NUM_TOKENS, NUM_SAMPLES = 40_000, 25, 32
@@ -144,3 +146,12 @@ def test_lanes_take_turns_on_the_cpu_and_replicas_follow_the_mode():
     model.eval()
     list(reducer.losses(iter(lanes)))
     assert order == ["forward, training False a", "loss a", "forward, training False b", "loss b"]
+
+
+def test_threads_of_replicas_have_the_context_variables_of_the_step():
+    """Without them a lane in a thread would not know where in the run it is."""
+    where = ContextVar("where", default=0)
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda _: where.get(), range(2))) == [0, 0]
+        where.set(3)
+        assert list(threads.map(_in_context(lambda number: where.get() + number), range(2))) == [3, 4]

@@ -15,6 +15,8 @@ from lanewise.config.load import Override, load_config
 from lanewise.config.trust import distrust
 from lanewise.errors import CheckpointError, ConfigError
 from lanewise.runs.dir import RunDir
+from lanewise.runs.report.lines import JsonLinesReader, count_of
+from lanewise.runs.report.status import read_status
 
 if TYPE_CHECKING:
     from lanewise.processes.world.world import World
@@ -31,6 +33,8 @@ class EvaluateJob(Job):
     """
 
     model_file: Path
+    progress: tuple[int, int, int | None] | None = None
+    """How many steps its weights were trained, the epoch of the last one, and how many steps the run has."""
     trains: ClassVar[bool] = False
     predicts: bool = False
     """Whether to compute outputs instead of evaluating."""
@@ -44,7 +48,7 @@ class EvaluateJob(Job):
         from lanewise.engine.run.model import build_model, build_task, transform
         from lanewise.engine.step.lanes import LaneRunner
         from lanewise.errors import TaskError
-        from lanewise.lanes import Placement
+        from lanewise.lanes import PROGRESS, Placement, RunLength
         from lanewise.processes.device.determinism import fix_imported_compiler
         from lanewise.runs.checkpoint.model_file import load_model
 
@@ -62,6 +66,11 @@ class EvaluateJob(Job):
                 f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on. Give the "
                 "task this method, which returns datasets by name."
             )
+        if self.progress is None:
+            PROGRESS.set(None)  # of a run before
+        else:
+            number, epoch, num_steps = self.progress
+            PROGRESS.set((number, epoch, RunLength(num_steps)))
         if self.predicts:
             name = self.dataset or evaluator.only_set
             return {"dataset": name, "outputs": evaluator.predict(name)}
@@ -133,8 +142,29 @@ def evaluate_job(
     if not trust and not is_config:
         config, untrusted = distrust(config_file, config, overrides)
     return EvaluateJob(
-        config, task, untrusted=untrusted, model_file=model_file, predicts=predicts, dataset=dataset
+        config,
+        task,
+        untrusted=untrusted,
+        model_file=model_file,
+        progress=_progress_of(run_dir, model_file),
+        predicts=predicts,
+        dataset=dataset,
     )
+
+
+def _progress_of(run_dir: RunDir, model_file: Path) -> tuple[int, int, int | None] | None:
+    """Return where in its run a model of a run directory was written; None for another file."""
+    status = read_status(run_dir.path)
+    number = status.step if model_file in (run_dir.model, run_dir.averaged_model) else None
+    if model_file == run_dir.best_model and status.best is not None:
+        number = status.best[1]
+    if number is None:
+        return None
+    lines = JsonLinesReader(run_dir.metrics)
+    epochs = [
+        line["epoch"] for line in lines if (count_of(line.get("step")) or 0) <= number and line.get("epoch")
+    ]
+    return number, max(epochs, default=1) - 1, status.last_step
 
 
 def _require(file: Path, run_or_model: Path) -> None:

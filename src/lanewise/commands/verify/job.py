@@ -193,6 +193,7 @@ class VerifyJob(Job):
         """Evaluate on the eval datasets, or on others, whose batches metrics may not take."""
         lanes, model, batch = engine.training.runner, engine.training.evaluated_model, self.config.batch
         datasets = others or (engine.run.evaluation.datasets if engine.run.evaluation else {})
+        engine.run.enter_weights(-1)  # equal on all ranks, also where one had no samples
         with engine.run.evaluation_weights():
             return evaluate_batch(
                 lanes, model, datasets, world, batch, engine.reducer, has_metrics=others is None

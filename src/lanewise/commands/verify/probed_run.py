@@ -17,12 +17,12 @@ from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.evaluation.eval_set import IndexedSet
 from lanewise.engine.evaluation.evaluator import Evaluator
 from lanewise.engine.precision import Precision
-from lanewise.engine.run.build import choose_order, order_tables
+from lanewise.engine.run.build import choose_order, last_step_of, order_tables
 from lanewise.engine.run.model import build_model, build_task
 from lanewise.engine.samples.dataset import build_loader, count_samples, eval_datasets_of
 from lanewise.engine.step.lanes import LaneRunner, TaskLane
 from lanewise.engine.step.terms import LaneLoss
-from lanewise.lanes import LaneTurn, Placement, SequentialSchedule
+from lanewise.lanes import PROGRESS, LaneTurn, Placement, RunLength, SequentialSchedule
 from lanewise.processes.device.accelerator import move
 from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.world.world import LocalWorld, World
@@ -134,6 +134,8 @@ class ProbedRun:
         max_steps, epochs = config.train.max_steps, config.train.epochs if self.of_stream is None else 1
         self.has_later_epoch = epochs != 1 and (max_steps is None or max_steps > schedule.steps_per_epoch)
         self.reader = loader.reader
+        self.reader.length = RunLength(last_step_of(config, loader) if self.of_stream is None else max_steps)
+        self._enter(0, 0)
         self.lanes = LaneRunner(self.task, Precision(config.precision, device.type), self.seed)
         self._order = loader.order
         turns = list(schedule.turns(range(schedule.num_lanes), 0, 2))
@@ -157,7 +159,7 @@ class ProbedRun:
     def reader_again(self) -> LaneReader:
         """Return what reads the samples again: the same reader, or one of a stream that is opened anew."""
         again = self._first_samples()
-        return self.reader if again is None else LaneReader(again, self.task.collate, self.seed)
+        return self.reader if again is None else replace(self.reader, dataset=again)
 
     def _first_samples(self) -> FirstSamples | None:
         return FirstSamples(self.dataset, self.seed, self._batch, 2) if is_stream(self.dataset) else None
@@ -178,14 +180,21 @@ class ProbedRun:
     def collate(self, samples: Sequence[Any], seed: int) -> Any:
         """Make a micro-batch of copies of some samples."""
         set_random_state(seed)
+        self._enter(0, 0)
         return self.task.collate(copy.deepcopy(samples))  # which collate may change
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all parameters and buffers by name, including those that are not in the state dict."""
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
+    def _enter(self, step: int, epoch: int) -> None:
+        """Set the progress that the user's code sees."""
+        assert self.reader.length is not None
+        PROGRESS.set((step, epoch, self.reader.length))
+
     def lane(self, turn: LaneTurn, batch: Any) -> TaskLane:
         """Return a lane of the run with a copy of its micro-batch, which a forward may change."""
+        self._enter(turn.step, turn.epoch)
         data, indices = move(copy.deepcopy(batch), self.device), self.indices_of(turn)
         return self.lanes.lane(LaneBatch(turn, indices, data, len(indices)))
 

@@ -28,7 +28,7 @@ from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.update import Training
-from lanewise.lanes import Placement
+from lanewise.lanes import Placement, RunLength
 from lanewise.processes.world.shards import is_sharded
 from lanewise.processes.world.world import World
 from lanewise.reduce import build_reducer
@@ -86,14 +86,14 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
     if shards is not None or any(map(is_sharded, model.parameters())):
         refuse_draws(optimizer)
     loader = build_run_loader(config, lanes.task, world, placement)
-    last_step = _last_step(config, loader)
+    last_step = last_step_of(config, loader)
     scheduler, plateau = build_scheduler(config, optimizer, last_step)
     training = Training(
         lanes,
         model,
         optimizer,
         scheduler,
-        build_after_update(lanes, model, average, last_step),
+        build_after_update(lanes, model, average),
         average,
         config.optimizer.closure,
         config.train.max_grad_norm,
@@ -161,7 +161,7 @@ def build_run_loader(config: RunConfig, task: Task, world: World, placement: Pla
         placement: which process carries which lanes.
     """
     dataset = task.train_dataset()
-    return build_source(
+    source = build_source(
         dataset,
         task.collate,
         config.train.seed,
@@ -174,6 +174,8 @@ def build_run_loader(config: RunConfig, task: Task, world: World, placement: Pla
         num_epochs=config.train.epochs,
         fills_empty=config.distributed.kind.shards_weights or task.loss_method() == "batch_loss",
     )
+    source.reader.length = RunLength(last_step_of(config, source))
+    return source
 
 
 def choose_order(config: RunConfig) -> OrderChoice | None:
@@ -190,7 +192,7 @@ def order_tables(task: Task, dataset: Any) -> Tables:
     }
 
 
-def _last_step(config: RunConfig, loader: LaneSource) -> int | None:
+def last_step_of(config: RunConfig, loader: LaneSource) -> int | None:
     """Return the step before which training ends: the earlier end of `epochs` and `max_steps`.
 
     None where that is the end of a stream's epochs, which nobody knows.

@@ -36,6 +36,8 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
             logger.info("no checkpoint in %s yet: starting from the beginning", folder.path)
         return 0
     path, manifest = found
+    if manifest.identity.get("num_steps") is not None:
+        run.note_length()
     mistakes, _ = compare(run.identity, manifest.identity, allow)
     is_beyond = run.last_step is not None and manifest.step > run.last_step
     if is_beyond and not mistakes:  # a mistake may explain the smaller number of steps

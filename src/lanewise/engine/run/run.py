@@ -16,7 +16,7 @@ from lanewise.engine.state.run_state import RunState
 from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.update import Training
-from lanewise.lanes import Placement, lane_ranges
+from lanewise.lanes import PROGRESS, Placement, RunLength, lane_ranges
 from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
 
@@ -59,6 +59,21 @@ class Run:
         Collective: every rank must enter it.
         """
         return evaluation_weights(self.training.optimizer, self.shards)
+
+    @property
+    def length(self) -> RunLength:
+        """How many steps it has, and whether the user's code asked for it on this process."""
+        assert self.loader.reader.length is not None
+        return self.loader.reader.length
+
+    def note_length(self) -> None:
+        """Make the length of the run a part of its identity, on which all that asked for it depends."""
+        self.identity["num_steps"] = "as many as the stream has" if self.last_step is None else self.last_step
+
+    def enter_weights(self, step: int) -> None:
+        """Set the progress to that of the weights after a step, with a length of which nothing is noted."""
+        epoch = 0 if step < 0 else self.loader.end_of(step).epoch
+        PROGRESS.set((step + 1, epoch, RunLength(self.last_step)))
 
     def describe(self) -> None:
         """Log the numbers that were derived from the configuration."""

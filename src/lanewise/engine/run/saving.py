@@ -89,9 +89,12 @@ class Saving:
         deadline = time.monotonic() + self._config.preempt_seconds
         if stops:  # the previous save may still be in progress
             self._finish_before(deadline, step)
-        if has_after_update(self._run.training.runner.task):
-            require_equal_state(self._run.training.model, self._run.world, step)
-        manifest = Manifest(step=step + 1, metric=metric, identity=self._run.identity, files=())
+        run = self._run
+        if has_after_update(run.training.runner.task):
+            require_equal_state(run.training.model, run.world, step)
+        if run.identity["num_steps"] is None and any(run.world.all_gather_tree(run.length.is_asked)):
+            run.note_length()
+        manifest = Manifest(step=step + 1, metric=metric, identity=run.identity, files=())
         self._saver.save(self._state.take(), manifest)
         self._last_save = time.monotonic()
         if stops:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lanewise.config import MAY_DIFFER
-from lanewise.engine.state.resume_check import compare
+from lanewise.engine.state.resume_check import WHY_LENGTH, compare
 from lanewise.engine.state.run_state import RunState
 from lanewise.errors import CheckpointError, describe
 from lanewise.processes.world.world import World
@@ -50,8 +50,7 @@ def restore(
         if can_allow and options == ["num_steps"] and len(mistakes) == 1:
             raise CheckpointError(
                 f"{path} is of a run of {manifest.identity['num_steps']} steps, and this one has "
-                f"{identity['num_steps']}: the learning rate of a step depends on the length of the run, by "
-                "its scheduler. Add --allow num_steps to go on with the learning rates of the new length."
+                f"{identity['num_steps']}{WHY_LENGTH}. Add --allow num_steps to go on by the new length."
             )
         listed = "\n  ".join([*mistakes, *mismatches])
         raise CheckpointError(f"{path} is of another run.\n  {listed}\nUse its configuration.{remedy}")

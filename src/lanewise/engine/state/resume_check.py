@@ -99,7 +99,10 @@ def compare(
 
 
 _ONLY_TOLD = ("best", "early_stopping", "init_from", "task")
-_WHY = {"num_steps": ": the learning rate of a step depends on the length of the run, by its scheduler"}
+WHY_LENGTH = (
+    ": the learning rate of a step by the scheduler, or what the task makes of self.progress, depends on it"
+)
+_WHY = {"num_steps": WHY_LENGTH}
 
 
 def plain(config: ClassConfig | InitFromConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from lanewise.errors import TaskError, noting, text_of
 from lanewise.lanes import after_update_seed
 from lanewise.processes.device.random_state import set_random_state
 from lanewise.runs.checkpoint.model_file import grow_buffers
-from lanewise.task import StepProgress, Task, UpdatedStep
+from lanewise.task import Task, UpdatedStep
 
 _NUM_LOOKS = 2
 """In how many of its first steps the attributes of a task are looked at."""
@@ -25,7 +25,7 @@ def has_after_update(task: Task) -> bool:
 
 
 def build_after_update(
-    runner: LaneRunner, model: nn.Module, average: AveragedModel | None, num_steps: int | None
+    runner: LaneRunner, model: nn.Module, average: AveragedModel | None
 ) -> Callable[[Gradient], None] | None:
     """Return what is called in each step that updated; None where there is nothing to do.
 
@@ -33,9 +33,8 @@ def build_after_update(
         runner: has the task.
         model: the module on the first device.
         average: of its weights.
-        num_steps: of the run; None where nobody knows it.
     """
-    own = OwnUpdate(runner, model, num_steps) if has_after_update(runner.task) else None
+    own = OwnUpdate(runner, model) if has_after_update(runner.task) else None
     if average is None:
         return own
     # What a task makes of a frozen parameter, such as a teacher, is no path of updates: it stays as it is.
@@ -61,13 +60,11 @@ class OwnUpdate:
     Args:
         runner: has the task.
         model: see `build_after_update`.
-        num_steps: likewise.
     """
 
-    def __init__(self, runner: LaneRunner, model: nn.Module, num_steps: int | None) -> None:
+    def __init__(self, runner: LaneRunner, model: nn.Module) -> None:
         self._task, self._seed = runner.task, runner.seed
         self._model = model
-        self._num_steps = num_steps
         self._num_looks = _NUM_LOOKS
 
     def __call__(self, gradient: Gradient) -> None:
@@ -79,14 +76,8 @@ class OwnUpdate:
         totals, turn = gradient.totals, gradient.turn
         assert totals.joined is not None
         num_samples, gathered, joined_totals = totals.joined
-        step = UpdatedStep(
-            gathered,
-            joined_totals,
-            totals.loss,
-            totals.weight,
-            num_samples,
-            StepProgress(turn.step, turn.epoch, self._num_steps),
-        )
+        numbers = totals.loss, totals.weight, num_samples
+        step = UpdatedStep(gathered, joined_totals, *numbers, self._task.progress)
         set_random_state(after_update_seed(self._seed, turn.step))
         before = self._look()
         with torch.no_grad(), noting(lambda: f"in after_update of step {turn.step + 1}"):

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from lanewise.data.digest import digest
 from lanewise.errors import TaskError, text_of
+from lanewise.lanes import PROGRESS
 from lanewise.processes.device.random_state import kept_random_state, take_random_state
 
 # The backwards of replicas run in threads, one for each device, and the generators are the process's.
@@ -98,7 +99,7 @@ class _Call:
         self._compares = block.compares
         self._looks: dict[str, _Look] = {}
         """What the first run got and returned looks like, by what to say if the second run's differ."""
-        self._set_random_state = take_random_state()
+        self._set_random_state, self._progress = take_random_state(), PROGRESS.get()
         modules = list(block.module.modules())
         self._parameters = [
             (module._parameters, *item) for module in modules for item in module._parameters.items()
@@ -158,6 +159,7 @@ class _Call:
     def _second_run(self) -> Iterator[None]:
         """Give the block the buffers and random numbers of the first run, and undo what it does to them."""
         self._require_own_weights()
+        PROGRESS.set(self._progress)  # in autograd's thread
         with _one_at_a_time, kept_random_state(), self._saving_for_the_first_run():
             self._set_random_state()
             current = [(buffers, name, buffers[name]) for buffers, name, _ in self._buffers]

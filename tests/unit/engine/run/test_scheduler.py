@@ -264,8 +264,8 @@ def test_a_run_of_another_length_is_another_run_unless_it_is_allowed(tmp_path):
     longer = named(steps=16, name="linear")
     checkpoints = CheckpointFolder(RunDir(tmp_path).checkpoints)
     said = (
-        r"is of a run of 8 steps, and this one has 16: the learning rate of a step depends on the length of "
-        r"the run, by its scheduler\. Add --allow num_steps"
+        r"is of a run of 8 steps, and this one has 16: the learning rate of a step by the scheduler, or what "
+        r"the task makes of self\.progress, depends on it\. Add --allow num_steps"
     )
     with pytest.raises(CheckpointError, match=said):
         resume_run(build_run(longer, LocalWorld(torch.device("cpu"))), checkpoints, ())

@@ -14,7 +14,7 @@ from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.metrics import Gradient
 from lanewise.engine.step.wire import LaneRow, Term
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn
+from lanewise.lanes import PROGRESS, LaneTurn, RunLength
 
 
 class Base(Task):
@@ -38,9 +38,13 @@ def update(task, model, number=4, average=None):
     totals = StepTotals([LaneRow(0, (Term(6.0, 2.0),))])
     totals.joined = Joined(3, {"keys": torch.ones(2)}, {})
     runner = LaneRunner(task, Precision("float32", "cpu"), 0)
-    after_update = build_after_update(runner, model, average, 8)
-    if after_update is not None:
-        after_update(Gradient(turn, totals, None, None, allows_update=True, is_logged=False))
+    after_update = build_after_update(runner, model, average)
+    token = PROGRESS.set((number, 1, RunLength(8)))
+    try:
+        if after_update is not None:
+            after_update(Gradient(turn, totals, None, None, allows_update=True, is_logged=False))
+    finally:
+        PROGRESS.reset(token)
 
 
 def test_it_gets_the_step_without_gradients_under_a_seed_of_the_step():
@@ -55,7 +59,7 @@ def test_it_gets_the_step_without_gradients_under_a_seed_of_the_step():
         update(Notes(), model, number)
     step, has_gradients, drawn = seen[0]
     assert (step.loss, step.weight, step.num_samples, has_gradients) == (3.0, 2.0, 3, False)
-    assert (*step.progress, step.progress.fraction) == (4, 1, 8, 0.5)
+    assert (*step.progress[:2], step.progress.num_steps, step.progress.fraction) == (4, 1, 8, 0.5)
     assert seen[1][2] == drawn != seen[2][2]
 
 
@@ -126,7 +130,7 @@ def test_a_buffer_may_be_replaced_by_one_of_its_form():
 
 def test_a_task_without_it_is_not_asked():
     runner = LaneRunner(Base(), Precision("float32", "cpu"), 0)
-    assert build_after_update(runner, Base().build_model(), None, 8) is None
+    assert build_after_update(runner, Base().build_model(), None) is None
 
 
 def test_an_average_follows_what_is_trained_and_takes_frozen_parameters_as_they_are():

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from lanewise.engine.transforms import compare_runs
 from lanewise.engine.transforms.checkpointed import Checkpointed, _are_equal, _norm
 from lanewise.errors import TaskError
+from lanewise.lanes import PROGRESS, RunLength
 from lanewise.processes.device.live_storage import LiveStorage
 
 
@@ -609,3 +610,26 @@ def test_where_a_device_adds_in_any_order_norms_are_compared(dtype):
     assert _are_equal([norm], [_norm(values * 1.001)])
     assert not _are_equal([norm], [_norm(values * 2)])
     assert _are_equal([_norm(values * torch.nan)], [_norm(values * torch.nan)])
+
+
+def test_a_block_that_runs_again_in_another_thread_sees_where_the_run_is():
+    """Autograd has a thread for each accelerator, with context variables of its own."""
+    seen = []
+
+    class Annealed(nn.Linear):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            seen.append(PROGRESS.get())
+            return super().forward(hidden)
+
+    block = Annealed(2, 2)
+    keep_inputs(block)
+    here = (3, 1, RunLength(9))
+    token = PROGRESS.set(here)
+    try:
+        loss = block(torch.ones(1, 2)).sum()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+    finally:
+        PROGRESS.reset(token)
+    assert seen == [here, here]
