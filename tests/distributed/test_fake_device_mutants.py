@@ -25,6 +25,7 @@ pytestmark = [
 ACCELERATOR = "lanewise.processes.device.accelerator"
 RANDOM_STATE = "lanewise.processes.device.random_state"
 LANES = "lanewise.engine.step.lanes"
+READER = "lanewise.data.lane_reader"
 TREE = "lanewise.reduce.tree_all_reduce"
 PART = "lanewise.runs.checkpoint.part"
 
@@ -92,6 +93,20 @@ FAULTS = [
         LANES,
         {"            torch.accelerator.current_stream(device).wait_stream(copying)\n": "            pass\n"},
         found_in="main_first",
+    ),
+    Mutant(
+        "a pinned buffer is used again for the next batch",
+        READER,
+        {
+            "    return leaf.pin_memory() if callable": (
+                "    if isinstance(leaf, torch.Tensor):\n"
+                "        empty = torch.empty(4096, dtype=torch.uint8, pin_memory=True)\n"
+                "        buffer = vars(_pin).setdefault('buffer', empty)\n"
+                "        return buffer[: leaf.nbytes].view(leaf.dtype).view(leaf.shape).copy_(leaf)\n"
+                "    return leaf.pin_memory() if callable"
+            )
+        },
+        found_in="last",
     ),
     Mutant(
         "a bucket is sent before it is full",
