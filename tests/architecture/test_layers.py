@@ -44,6 +44,7 @@ ENGINE_OFFERS = {
             "run.build",
             "run.model",
             "run.resume",
+            "step.after_update",
             "step.lanes",
             "step.terms",
             "step.lane_error",

@@ -1,6 +1,7 @@
 """What lanes give for the whole step: kinds of losses, wrong use, own loops, and steps without an update."""
 
 import dataclasses
+import time
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from lanewise.engine.engine import build_engine
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
+from tests.distributed.mistakes import rank
 from tests.distributed.tasks import Smooth, configure, state_bytes
 from tests.distributed.test_log import fit
+from tests.distributed.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 from tests.script import run_script
 from tests.slow import slow
 
@@ -170,7 +173,7 @@ class Later(Queue):
 
 class ReadsRank(Queue):
     def after_update(self, model: nn.Module, step: Any) -> None:
-        model.state.queue.add_(torch.distributed.get_rank())
+        model.state.queue.add_(rank())
 
 
 class LaneWrites(Queue):
@@ -207,6 +210,43 @@ def refusal(world: World, task: type[Queue]) -> str | None:
     except Exception as error:  # noqa: BLE001 - whatever it says
         return str(error)
     return None
+
+
+class AsksTheTime(Queue):
+    def after_update(self, model: nn.Module, step: Any) -> None:
+        model.state.queue[0] = time.perf_counter_ns()
+
+
+class DrawsByItself(Queue):
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.state.noise = torch.Generator().manual_seed(3)
+        return model
+
+    def after_update(self, model: nn.Module, step: Any) -> None:
+        model[1].bias.add_(torch.randn(8, generator=model.state.noise))
+
+
+class MovesAWeightByRank(Queue):
+    def after_update(self, model: nn.Module, step: Any) -> None:
+        model[1].bias.add_(1.0 + rank())
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        (AsksTheTime, "after_update of step 1, run again from the same state, gives a different state.queue"),
+        (DrawsByItself, "after_update of step 1, run again from the same state, gives a different 1.bias"),
+        (MovesAWeightByRank, "1.bias differs between ranks 0 and 1 of 2 processes after step 1"),
+        (ReadsRank, "buffer state.queue differs between ranks 0 and 1 after step"),
+        (Queue, None),
+    ],
+)
+def test_verify_names_what_after_update_makes_otherwise(task, expected):
+    report = verify(configure(task, num_lanes=4, optimizer="torch.optim.SGD"))
+    assert report.is_verified == (expected is None)
+    if expected is not None:
+        assert expected in "".join(finding.evidence for finding in report.findings)
 
 
 OWN_LOOP = """

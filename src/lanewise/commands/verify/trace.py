@@ -1,15 +1,19 @@
 """Takes a few steps of a run, notes what they computed as digests, and compares two runs."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from lanewise.data import LaneBatch, LaneSource, digest
 from lanewise.engine.engine import Engine
+from lanewise.engine.step.after_update import OwnUpdate, has_after_update
+from lanewise.engine.step.update import Training
 from lanewise.engine.transforms import compare_runs
 from lanewise.lanes import Schedule
 from lanewise.processes.world.shards import whole
@@ -43,6 +47,8 @@ class StepTrace:
     """Options of the optimizer's groups, the learning rate among them, as the update used them."""
     changed_outside: list[str] = field(default_factory=list)
     """Parameters that something other than the optimizer changed."""
+    changed_otherwise: list[str] = field(default_factory=list)
+    """What `Task.after_update` made something else of when it ran again from the same state."""
 
 
 @dataclass
@@ -151,12 +157,16 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
 
         return (this, look_once), {}
 
+    first: dict[str, str] = {}
+    training = engine.step.training
+    engine.step.training = replace(training, after_update=_twice(training, first))
     handle = optimizer.register_step_pre_hook(before_update)
     try:
         for step in steps:
             if engine.run.loader.is_over:
                 return
             trace = StepTrace(step)
+            first.clear()
             compare_runs(engine.reducer.replicas, is_on=True)  # a run does it in its first step
             batches = engine.run.loader.batches(step, step + 1)
             noted: _Noted = {}
@@ -166,12 +176,38 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
             trace.loss = {lane.lane: lane.numbers for lane in report.totals.lanes}
             weights = trace.weights = _digests(model.named_parameters())
             trace.buffers = _digests(model.named_buffers())
+            made = trace.weights | trace.buffers
+            trace.changed_otherwise = [name for name, digest_of in first.items() if digest_of != made[name]]
             lanes = sorted(lane for of_rank in world.all_gather_tree(noted) for lane in of_rank.items())
             trace.samples = {lane: indices for lane, (indices, _) in lanes}
             trace.tensors = {lane: tensors for lane, (_, tensors) in lanes}
             yield trace
     finally:
         handle.remove()
+        engine.step.training = training
+
+
+def _twice(training: Training, first: dict[str, str]) -> Callable[[Any], None] | None:
+    """Return what follows an update, before which `Task.after_update` runs once, and its result is noted."""
+    model, after_update = training.model, training.after_update
+    if after_update is None or not has_after_update(training.runner.task):
+        return after_update
+    own = OwnUpdate(training.runner, model)
+
+    def update(gradient: Any) -> None:
+        kept = {name: tensor.detach().clone() for name, tensor in _tensors(model)}
+        own(gradient)
+        first.update(_digests(_tensors(model)))
+        with torch.no_grad():
+            for name, tensor in _tensors(model):
+                tensor.copy_(kept[name])
+        after_update(gradient)
+
+    return update
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    return chain(model.named_parameters(), model.named_buffers())
 
 
 def _noting(batches: Iterator[LaneBatch], noted: _Noted) -> Iterator[LaneBatch]:

@@ -269,6 +269,11 @@ CASES = [
         "first.weight changed before the update of step 4 (1 process).",
     ),
     (
+        "what a task does after an update depends on more than the step",
+        evidence(trace=Trace([StepTrace(2, changed_otherwise=["queue"])])),
+        "after_update of step 3, run again from the same state, gives a different queue (1 process).",
+    ),
+    (
         "the learning rate or another option of the optimizer depends on the number of processes",
         evidence("rank 0", trace=OPTIONS),
         "step 1, lr of group 0 is None in one process and 0.2 in 2 processes.",

@@ -47,6 +47,21 @@ def changed_parameter(evidence: Evidence) -> Iterator[str]:
 
 
 @diagnosis(
+    "parameters",
+    "what a task does after an update depends on more than the step",
+    "Compute it from what the lanes gather and add up. Draw from the default generators, which are seeded, "
+    "and ask neither the time nor anything else that changes (docs/state.md).",
+)
+def after_update_again(evidence: Evidence) -> Iterator[str]:
+    """Find tensors of which `Task.after_update` makes something else when it runs again."""
+    for layout in evidence.layouts:
+        for step in layout.trace.steps:
+            if step.changed_otherwise:
+                again = f"after_update of step {step.step + 1}, run again from the same state"
+                yield f"{again}, gives a different {listed(step.changed_otherwise)} ({layout.name})."
+
+
+@diagnosis(
     "options",
     "the learning rate or another option of the optimizer depends on the number of processes",
     "Set them for the global batch, which is the same on any number of processes: the scheduler, the "
