@@ -49,8 +49,22 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_the_program_with_mp_spawn_keeps_its_command_line(folder):
-    spawn("spawn_ours.py", folder, "-n 1 -g 2 -nr 0")
+FORKING = """
+import runpy
+from functools import partial
+
+from torch import multiprocessing as mp
+
+mp.spawn = partial(mp.start_processes, start_method="fork")
+runpy.run_path("spawn_ours.py", run_name="__main__")
+"""
+
+
+def test_the_program_with_mp_spawn_keeps_its_command_line(folder, monkeypatch):
+    """Its processes are forked here; `make test-all` spawns them."""
+    monkeypatch.setenv("MASTER_PORT", port())
+    (folder / "forking.py").write_text(FORKING)
+    assert "Epoch [3/3]" in run_script(folder / "forking.py", "-n", 1, "-g", 2, "-nr", 0, cwd=folder)
     two = weights(folder)
     run_script(folder / "data_parallel_ours.py", cwd=folder)  # the same loop, alone
     assert weights(folder) == two
