@@ -37,6 +37,7 @@ _MODULES = (
     "tensorboard.compat.proto.event_pb2",
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
+    "lanewise.hugging_face",
     "pandas",  # which pyarrow imports when it makes the first table
     "pyarrow.pandas_compat",
     "pyarrow.parquet",

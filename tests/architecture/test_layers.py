@@ -20,7 +20,7 @@ ROWS = (
     {"runs.loggers", "runs.report"},
     {"data"},
     {"task"},
-    {"metrics", "nn", "reduce", "trackers"},
+    {"metrics", "nn", "reduce", "trackers", "adapt"},
     {"engine.precision", "engine.transforms", "engine.reachable"},
     {"engine.buffers", "engine.samples", "engine.state"},
     {"engine.step"},
@@ -32,7 +32,7 @@ ROWS = (
     {"commands.jobs", "commands.printed"},
     {"commands.verify", "commands.plan", "commands.doctor"},
     {"commands.bench"},
-    {"cli", "testing"},
+    {"cli", "testing", "hugging_face", "lightning"},
     {"__main__"},  # starts cli, and is a row of its own for that reason only
 )
 ENGINE_OFFERS = {

@@ -28,6 +28,7 @@ WITHOUT_A_TEST = {
     "engine/step/guard": (
         "changed_parameters collectives first_step foreign_gradients foreign_leaves look second_forwards"
     ),
+    "hugging_face": "arguments predictions task trainer weight",
     "launch": "fork_server hello host launcher local",
     "processes/watch": "heartbeat",
     "reduce": "all_reduce caller fsdp_group passes pending reducer",

@@ -87,8 +87,8 @@ def _start_here(job: Job, *, is_fresh: bool) -> Any:
                 return run_in_world(job, environment, folder_until_exit(), watch)
         finally:
             watch.close()
-    if "torchmetrics" in sys.modules:  # which takes seconds to import
-        prepare_workers(job.variables, "torchmetrics")
+    takes_seconds = ("torchmetrics", "lanewise.hugging_face.task")
+    prepare_workers(job.variables, *(name for name in takes_seconds if name in sys.modules))
     with job.claim():
         return _launch_watching(job, launcher_of(job))
 

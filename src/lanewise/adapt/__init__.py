@@ -1,0 +1,1 @@
+"""What programs for other libraries hold, read from outside: an optimizer, overridden methods, a loss."""

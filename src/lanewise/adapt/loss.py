@@ -1,0 +1,61 @@
+"""How much a loss weighs: looks at micro-batches to find out over what it is a mean."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+_TOLERANCE = 1e-3
+"""Relative difference beyond which two losses are not equal."""
+
+
+@contextmanager
+def looking(model: nn.Module) -> Iterator[None]:
+    """Compute without gradients and dropout, and leave the mode and the random state as they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+
+
+def rows(batch: Any, num_samples: int, row: int) -> Any:
+    """Return a sample of a micro-batch, as a micro-batch with the same padding.
+
+    Args:
+        batch: tensors in nested containers.
+        num_samples: of the micro-batch; what has another first dimension belongs to all of them.
+        row: which sample.
+    """
+    if isinstance(batch, Mapping):
+        return {name: rows(value, num_samples, row) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(rows(value, num_samples, row) for value in batch))
+    if isinstance(batch, torch.Tensor) and batch.dim():
+        return batch[row : row + 1] if len(batch) == num_samples else batch
+    if isinstance(batch, list | tuple):
+        is_of_samples = len(batch) == num_samples and not any(map(_is_container, batch))
+        if is_of_samples:
+            return batch[row : row + 1]
+        return type(batch)(rows(value, num_samples, row) for value in batch)
+    return batch
+
+
+def is_sum_of_parts(whole: float, parts: Sequence[float]) -> bool:
+    """Tell whether a loss sum of a micro-batch is what its samples add up to."""
+    size = max(abs(whole), sum(map(abs, parts)), 1e-30)
+    return abs(whole - sum(parts)) <= _TOLERANCE * size
+
+
+def is_random(compute: Callable[[int], float]) -> bool:
+    """Tell whether a loss of equal samples depends on the seed of the random numbers, which it gets."""
+    return not is_sum_of_parts(compute(0), [compute(1)])
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | Mapping | list | tuple)

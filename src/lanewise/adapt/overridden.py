@@ -1,0 +1,21 @@
+"""What an object has of its own in place of its library's methods, which a run would not call."""
+
+from collections.abc import Iterable
+
+
+def overridden(given: object, base: type, allowed: Iterable[str]) -> list[str]:
+    """Return the names of what an object has of its own in place of a base class's methods and properties.
+
+    Args:
+        given: of a class that is derived from the base class.
+        base: the class.
+        allowed: names that may be overridden.
+    """
+    return sorted(
+        name
+        for name in dir(base)
+        if not name.startswith("__")
+        and name not in allowed
+        and (callable(getattr(base, name)) or isinstance(getattr(base, name), property))
+        and (name in vars(given) or getattr(type(given), name) is not getattr(base, name))
+    )

@@ -1,0 +1,133 @@
+"""Reads a Trainer of transformers, and trains what it holds."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from transformers import Trainer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from lanewise.adapt.optimizer import BuiltOptimizer
+from lanewise.adapt.sections import merged, steps_of
+from lanewise.commands.jobs.api import TrainResult
+from lanewise.commands.jobs.api import train as train_task
+from lanewise.errors import ConfigError
+from lanewise.hugging_face.arguments import observed, refusals, sections_of
+from lanewise.hugging_face.task import TrainerParts, TrainerTask
+from lanewise.hugging_face.weight import find_weight
+from lanewise.processes.world.environment import require_no_world
+from lanewise.runs.checkpoint.model_file import load_model
+
+if TYPE_CHECKING:
+    from lanewise.runs.callback import Callback
+
+
+def train(
+    trainer: Trainer,
+    *,
+    num_processes: int = 1,
+    callbacks: "Sequence[Callback]" = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    **sections: Any,
+) -> TrainResult:
+    """Train the model of a Trainer of transformers in fresh processes, as its arguments say.
+
+    Afterwards the trainer's model has the trained weights, or the best ones with `load_best_model_at_end`,
+    and the folder `pretrained` of the run has what `trainer.save_model` writes.
+
+    Args:
+        trainer: as it was built; it has not trained.
+        num_processes: how many processes the arguments were chosen for. The global batch, on any number of
+            devices, is `per_device_train_batch_size` x `gradient_accumulation_steps` x this.
+        callbacks: observe the run on rank 0, in its process.
+        resume: see `lanewise.train`.
+        overwrite: see `lanewise.train`.
+        sections: of the configuration, as `lanewise.train` takes them: what they say takes the place of what
+            was read.
+
+    Raises:
+        ConfigError: lists all that the trainer asks for and a run does not do; or torchrun started this
+            process.
+        TaskError: the loss is no mean over the targets of a micro-batch.
+        LanewiseError: what the first failing process raised.
+    """
+    require_no_world("lanewise.hugging_face.train starts its own processes")
+    run = read(trainer, num_processes=num_processes, **sections)
+    model: Any = trainer.model
+    try:
+        result = train_task(**run, callbacks=callbacks, resume=resume, overwrite=overwrite)
+        best = result.best_model_file if trainer.args.load_best_model_at_end else None
+        load_model(model, best or result.model_file)
+    finally:
+        model.to(trainer.args.device)
+    trainer.save_model(str(result.run_dir / "pretrained"))
+    return result
+
+
+def read(trainer: Trainer, *, num_processes: int = 1, **given: Any) -> dict[str, Any]:
+    """Return what `lanewise.train` and `lanewise.verify` need to train as a Trainer would.
+
+    For the proof: `lanewise.verify(**lanewise.hugging_face.read(trainer), devices=(1, 2, 3))`. The trainer's
+    model is on the CPU afterwards.
+
+    Args:
+        trainer: see `train`.
+        num_processes: see `train`.
+        given: sections; see `train`.
+
+    Returns:
+        The task and the sections, by the names of their arguments.
+
+    Raises:
+        ConfigError: see `train`.
+        TaskError: see `train`.
+    """
+    args = trainer.args
+    if mistakes := list(refusals(trainer)):
+        raise ConfigError(*mistakes)
+    loader: Any = trainer.get_train_dataloader()
+    sections = merged(sections_of(args, num_processes), given)
+    num_steps = math.ceil(steps_of(sections, len(loader.dataset))[1])
+    if isinstance(sections["train"].get("epochs"), float):
+        sections["train"] |= {"epochs": None, "max_steps": num_steps}
+    model: Any = trainer.model
+    own = trainer.optimizer, trainer.lr_scheduler
+    optimizer = BuiltOptimizer(trainer.create_optimizer(), trainer.create_scheduler(num_steps), model)
+    trainer.optimizer, trainer.lr_scheduler = own
+    parts = _parts(trainer, loader, optimizer)
+    model.cpu()
+    sections = merged({**sections, **optimizer.sections, **observed(trainer, num_steps)}, given)
+    return {"task": TrainerTask(parts), **sections}
+
+
+def _parts(trainer: Trainer, loader: Any, optimizer: BuiltOptimizer) -> TrainerParts:
+    """Read the model, the data and the loss."""
+    evaluated: dict[str, Any] = {}
+    if trainer.eval_dataset is not None and trainer.args.eval_strategy != "no":
+        names = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {None: None}
+        evaluated = {name or "eval": trainer.get_eval_dataloader(name).dataset for name in names}
+    config = getattr(trainer.model, "config", None)
+    loss_function: Callable[..., Any] | None = trainer.compute_loss_func
+    if loss_function is None and trainer.label_smoother is not None:
+        model: Any = trainer.model
+        named = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
+        shifts = type(named).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        loss_function = partial(trainer.label_smoother, shift_labels=shifts)
+    parts = TrainerParts(
+        model=trainer.model,
+        train_dataset=loader.dataset,
+        eval_datasets=evaluated,
+        collator=loader.collate_fn,
+        optimizer=optimizer,
+        loss_function=loss_function,
+        takes_count=trainer.model_accepts_loss_kwargs or loss_function is not None,
+        counts="samples",
+        compute_metrics=None if trainer.args.prediction_loss_only else trainer.compute_metrics,
+        preprocess=trainer.preprocess_logits_for_metrics,
+        label_names=trainer.label_names,
+        ignored_keys=getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]),
+    )
+    find_weight(parts, trainer.args.per_device_train_batch_size, trainer.args.device)
+    return parts

@@ -1,0 +1,137 @@
+"""Finds out over what the loss of a model of transformers is a mean."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch
+
+from lanewise.adapt.loss import is_random, is_sum_of_parts, looking, rows
+from lanewise.errors import TaskError
+from lanewise.hugging_face.task import NUM_TARGETS, TrainerParts
+
+_MAX_SAMPLES = 8
+_NUM_BATCHES = 4
+_MANY = 2**20
+"""A number of items by which a sum all but vanishes, so that whatever is not divided by it shows."""
+_WHAT = "the loss of the Trainer"
+_REMEDY = "Write a Task, whose loss returns its sum and weight."
+
+
+def find_weight(parts: TrainerParts, num_samples: int, device: torch.device) -> None:
+    """Look at the first micro-batches, and note in the parts how the loss is weighted.
+
+    The library gives a model `num_items_in_batch`, by which it shall divide its sum. A loss that does so is a
+    sum where that is 1. One that ignores it is a mean, and its weight is what it is a mean over. Either must
+    be what its samples add up to.
+
+    Args:
+        parts: of the trainer.
+        num_samples: of a micro-batch.
+        device: where the model is.
+
+    Raises:
+        TaskError: if it is neither, or draws random numbers without dropout.
+    """
+    kinds: list[str] = []
+    is_seen = False
+    with looking(parts.model):
+        for samples in _first_samples(parts.train_dataset, min(num_samples, _MAX_SAMPLES)):
+            batch = _Looked(parts, samples, device)
+            value, divided = batch.loss(), batch.loss(num_items=_MANY)
+            if not value or not math.isfinite(value):  # there are no targets
+                continue
+            if is_random(lambda seed, batch=batch: batch.loss(seed=seed)):  # type: ignore[misc]
+                raise TaskError(f"{_WHAT} draws random numbers in evaluation mode. {_REMEDY}")
+            if not is_seen:
+                parts.takes_count = is_sum_of_parts(value, [divided * _MANY])
+                if not parts.takes_count and not is_sum_of_parts(value, [divided]):
+                    raise TaskError(
+                        f"{_WHAT} is {value:g} for num_items_in_batch=1 and {divided:g} for {_MANY}: it must "
+                        f"be a sum that is divided by it, or a mean that ignores it. {_REMEDY}"
+                    )
+            fitting = list(batch.fitting())
+            kinds = [kind for kind in kinds if kind in fitting] if is_seen else fitting
+            is_seen = True
+            if not kinds:
+                raise TaskError(
+                    f"{_WHAT} of {len(samples)} samples is not what they add up to one by one, weighted by "
+                    f"their targets: they influence each other, or have weights of their own. {_REMEDY}"
+                )
+    if not is_seen:
+        raise TaskError(
+            f"{_WHAT} is 0 or NaN in the first micro-batches, which have no targets. Look at the labels "
+            "that the data_collator makes."
+        )
+    parts.counts = kinds[0]
+
+
+def _first_samples(dataset: Any, num_samples: int) -> Iterator[list[Any]]:
+    for start in range(0, min(len(dataset), _NUM_BATCHES * num_samples), num_samples):
+        yield [dataset[index] for index in range(start, min(start + num_samples, len(dataset)))]
+
+
+@final
+class _Looked:
+    """A micro-batch that is looked at."""
+
+    def __init__(self, parts: TrainerParts, samples: list[Any], device: torch.device) -> None:
+        self._parts, self._samples, self._device = parts, samples, device
+        self._inputs = self._collate(samples)
+
+    def loss(self, num_items: int = 1, seed: int = 0) -> float:
+        """Return the loss that the Trainer computes."""
+        return self._loss(self._inputs, num_items, seed)
+
+    def fitting(self) -> Iterator[str]:
+        """Yield the ways of counting targets that may be the loss's, the likeliest one first."""
+        inputs, num_samples = self._inputs, len(self._samples)
+        shapes = (value.shape for value in inputs.values() if isinstance(value, torch.Tensor))
+        if any(shape[:1] == (num_samples,) for shape in shapes):
+            single = [rows(inputs, num_samples, row) for row in range(num_samples)]
+        else:  # a collator that packs samples into one row
+            single = [self._collate([sample]) for sample in self._samples]
+        losses = [self._loss(batch) for batch in (inputs, *single)]
+        for kind in self._kinds():
+            count = NUM_TARGETS[kind]
+            counts = [count(inputs, num_samples), *(count(batch, 1) for batch in single)]
+            weights = [min(count, 1) for count in counts] if self._parts.takes_count else counts
+            whole, *terms = (
+                loss * weight if weight else 0.0 for loss, weight in zip(losses, weights, strict=True)
+            )
+            if is_sum_of_parts(whole, terms):
+                yield kind
+
+    def _kinds(self) -> list[str]:
+        """Return the ways of counting that the labels allow.
+
+        A sum does not show what it counts. But labels that are taken away change it where they are targets,
+        and those in the first place are none of a model that shifts them.
+        """
+        labels = self._inputs.get("labels")
+        if "shift_labels" in self._inputs:
+            return ["shift_labels"]
+        if not isinstance(labels, torch.Tensor):
+            return ["samples"]
+        if labels.dim() < 2:
+            return ["labels", "samples"]
+        if not self._parts.takes_count:
+            return ["labels", "labels[..., 1:]", "samples"]
+        without_first = labels.clone()
+        without_first[..., 0] = -100
+        if torch.equal(without_first, labels):
+            return ["labels", "labels[..., 1:]"]
+        changed = self._loss({**self._inputs, "labels": without_first})
+        return ["labels[..., 1:]" if is_sum_of_parts(self.loss(), [changed]) else "labels"]
+
+    def _loss(self, inputs: dict[str, Any], num_items: int = 1, seed: int = 0) -> float:
+        torch.manual_seed(seed)
+        divisor = torch.tensor(float(num_items), device=self._device)
+        outputs = self._parts.forward(self._parts.model, inputs, divisor)
+        return float(self._parts.loss(outputs, inputs, divisor))
+
+    def _collate(self, samples: list[Any]) -> dict[str, Any]:
+        return {
+            name: value.to(self._device) if isinstance(value, torch.Tensor) else value
+            for name, value in dict(self._parts.collator(samples)).items()
+        }
