@@ -194,6 +194,10 @@ TABLES = (
     "a module's tables by name, in which buffers can be looked up and replaced at once",
     "AttributeError; named_buffers and setattr do the same, more slowly",
 )
+LAZY = (
+    "tells without a look at its values whether a lane wrote a large buffer",
+    "AttributeError in the second step of a model that has a buffer of more than 16,384 elements",
+)
 VERSION = (
     "counts the changes of a tensor in place; torch documents what it is, not the name",
     "AttributeError; only a copy of each tensor would show a change",
@@ -442,6 +446,8 @@ PRIVATE = {
         "AttributeError for a checkpointed block that takes a sparse tensor",
         lambda: torch.Tensor,
     ),
+    "torch._lazy_clone": Private("engine/buffers/pack.py", *LAZY, lambda: torch),
+    "torch._C._data_address": Private("engine/buffers/pack.py", *LAZY, lambda: torch._C),
     "._version": Private(
         "engine/buffers/pack.py engine/step/guard/changed_parameters.py "
         "engine/step/guard/foreign_gradients.py engine/step/after_update.py commands/plan/measure.py "

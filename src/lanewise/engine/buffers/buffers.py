@@ -179,6 +179,7 @@ class LaneBuffers:
             return
         if len(self._lanes[0].turn.present) == 1 and self._is_one_device:
             self._lanes, self._num_begun = [], 0
+            self._end_step(changes)
             return
         lanes = [lane for lane in self._lanes if lane.turn.positions]
         for lane in lanes:
@@ -201,8 +202,14 @@ class LaneBuffers:
                 for other in others:
                     other.follow(first)
         self.discard()
+        self._end_step(changes)
         if reshaped:  # buffers may belong to other packs now
             self._packs = None
+
+    def _end_step(self, changes: Sequence[float]) -> None:
+        assert self._packs is not None
+        for (first, *_), change in zip(self._packs, changes, strict=True):
+            first.end_step(is_changed=change > 0)
 
     def check(self) -> None:
         """Raise the error that `merge` found; separate from `merge`, which so need not wait for a GPU.

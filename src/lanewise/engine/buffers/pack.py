@@ -7,6 +7,12 @@ averaged and sent as one tensor. A pack is averaged as soon as one of its buffer
 unchanged buffers to the last bit: float64 represents the products of a float32 value and a number of samples,
 and their sums, exactly. float64 and complex buffers, and large ones, which are often constant, are packs of
 their own.
+
+[Note: large buffers that lanes only read]
+Once a step has shown that no lane changes such a pack, it costs the CPU next to nothing: the start is a lazy
+copy, which shares the buffer's memory until one of both is opened for writing, in whatever way (in place,
+through `data`, by a kernel). That one gets memory of its own then, so equal addresses say that nobody wrote.
+From the first such lane on, its values are copied and compared as those of other packs (decision 24).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -74,6 +80,8 @@ class BufferPack:
         self._places = places
         self.names = [place.name for place in places]
         self._tensors: list[torch.Tensor | None] = [None] * len(places)
+        self._shares: bool | None = None
+        """Whether the start shares the buffer's memory; None before it is known that no lane changes it."""
         self.start: torch.Tensor | None = None
         """The values at the start of the step, flat; None where the only buffer was None."""
         self.note_start()
@@ -89,6 +97,12 @@ class BufferPack:
             if tensor is not self._tensors[number]:
                 self._tensors[number] = module._buffers[key] = _writable(tensor)
         tensors = [tensor.detach() for tensor in self._tensors if tensor is not None]
+        if self._shares:
+            shared = _lazy_copy(tensors[0])
+            self._shares = shared is not None
+            self._set_start(shared, self.forms)
+        if self._shares:
+            return
         if self.start is None:
             start = _flatten(tensors).clone() if tensors else None
             self._set_start(start, forms_of(self._tensors))
@@ -111,6 +125,8 @@ class BufferPack:
 
     def reset(self) -> None:
         """Put the values and forms at the start of the step back into the modules."""
+        if self._is_untouched:
+            return
         tensors = []
         for number, (_, module, key) in enumerate(self._places):
             tensor = self._tensors[number]
@@ -126,6 +142,10 @@ class BufferPack:
 
     def look(self) -> PackLook:
         """Compare the buffers with the start of the step; return a copy too, unless surely none changed."""
+        if self._is_untouched:
+            return PackLook(0.0, None, self.forms)
+        if self._shares:
+            self._shares = False
         now = self._now()
         forms, tensors = forms_of(now), [tensor for tensor in now if tensor is not None]
         flat = _flatten(tensors).detach() if tensors else None
@@ -135,6 +155,22 @@ class BufferPack:
                 return PackLook(0.0, None, forms)
             change = CHANGED if flat.is_cpu else (flat != self.start).any()
         return PackLook(change, flat.clone() if flat is not None and len(tensors) == 1 else flat, forms)
+
+    def end_step(self, *, is_changed: bool) -> None:
+        """Learn whether some lane changed it, and let go of shared memory: who writes now copies nothing."""
+        if self._shares is None:
+            has_one = len(self._places) == 1 and self.kind[0] > _MOST_ELEMENTS
+            self._shares = has_one and not is_changed
+        if self._shares:
+            self._set_start(None, self.forms)
+
+    @property
+    def _is_untouched(self) -> bool:
+        """Whether the buffer still shares the memory of the start, so that surely nobody wrote it."""
+        if not self._shares or self.start is None:  # which is so between two steps
+            return bool(self._shares)
+        (now,) = self._now()
+        return now is not None and now is self._tensors[0] and _address(now) == _address(self.start)
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the views of a flat tensor that are the buffers."""
@@ -151,6 +187,22 @@ class BufferPack:
         self.forms = forms
         self.kind = kind_of(forms)
         self._starts = [] if start is None else self.split(start)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return where a tensor lies; unlike `data_ptr` this does not open it for writing."""
+    address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined] # noqa: SLF001
+    return address
+
+
+def _lazy_copy(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a flat copy that shares memory until one of the two is written; None where there is no such."""
+    if type(tensor) is not torch.Tensor or not tensor.is_cpu or not tensor.is_contiguous():
+        return None
+    try:
+        return torch._lazy_clone(tensor).flatten()  # noqa: SLF001
+    except RuntimeError:  # memory that is not torch's, as of NumPy's
+        return None
 
 
 def _writable(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,10 +1,11 @@
 """One buffer: an evaluation puts it back, whatever a forward did with it."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from lanewise.engine.buffers.pack import evaluating
+from lanewise.engine.buffers.pack import CHANGED, BufferPack, evaluating, pack_buffers
 from lanewise.errors import TaskError
 
 
@@ -38,3 +39,88 @@ def test_a_parameter_that_an_evaluation_changes_is_an_error():
         evaluating([embedding]),
     ):
         embedding(torch.tensor([0, 1]))
+
+
+def pack_of_a_step_without_change(buffer: torch.Tensor) -> tuple[nn.Module, BufferPack]:
+    model = nn.Module()
+    model.register_buffer("queue", buffer)
+    (pack,) = pack_buffers([model])
+    assert pack.look().change == 0.0
+    pack.end_step(is_changed=False)
+    pack.note_start()
+    return model, pack
+
+
+def address(tensor: torch.Tensor) -> int:
+    return torch._C._data_address(tensor)
+
+
+def test_a_large_buffer_that_lanes_only_read_is_neither_copied_nor_compared():
+    model, pack = pack_of_a_step_without_change(torch.randn(300, 100))
+    inputs = torch.ones(2, 100, requires_grad=True)
+    (inputs @ model.queue.T + model.queue[[3, 5]].sum()).sum().backward()
+    torch.cdist(inputs, model.queue).argmin(dim=1)
+    assert pack.look().values is None
+    pack.reset()
+    assert address(model.queue) == address(pack.start)
+
+
+def test_who_writes_it_between_steps_copies_nothing():
+    model, pack = pack_of_a_step_without_change(torch.randn(300, 100))
+    where = address(model.queue)
+    pack.end_step(is_changed=False)
+    model.queue.zero_()
+    assert address(model.queue) == where
+    pack.note_start()
+    assert not pack.start.any()
+
+
+def kernel(model: nn.Module) -> None:
+    nn.functional.batch_norm(torch.ones(2, 30_000), model.queue, torch.ones(30_000), training=True)
+
+
+WRITES = {
+    "in place": lambda model: model.queue.add_(1),
+    "through data": lambda model: model.queue.data.add_(1),
+    "through a view": lambda model: model.queue.detach()[:5].zero_(),
+    "through NumPy": lambda model: model.queue.numpy().fill(2),
+    "by DLPack": lambda model: torch.from_dlpack(model.queue).add_(1),
+    "by a kernel that counts no version": kernel,
+    "with other memory": lambda model: setattr(model.queue, "data", torch.ones(30_000)),
+    "as another tensor": lambda model: setattr(model, "queue", model.queue + 1),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_no_way_to_write_it_is_missed(write):
+    """Not even those that torch's version of a tensor does not count."""
+    model, pack = pack_of_a_step_without_change(torch.randn(30_000))
+    start = model.queue.clone()
+    write(model)
+    look = pack.look()
+    assert look.change == CHANGED
+    assert torch.equal(look.values, model.queue)
+    pack.reset()
+    assert torch.equal(model.queue, start)
+    pack.end_step(is_changed=True)
+    pack.note_start()
+    model.queue.data.add_(1)
+    assert pack.look().change == CHANGED
+
+
+def test_a_view_that_was_made_before_still_writes_the_buffer():
+    queue = torch.randn(300, 100)
+    first, through_data = queue[:1], queue.data
+    model, pack = pack_of_a_step_without_change(queue)
+    first.zero_()
+    through_data[1].zero_()
+    assert not model.queue[:2].any()
+    assert pack.look().change == CHANGED
+
+
+def test_memory_that_cannot_be_shared_is_compared():
+    model, pack = pack_of_a_step_without_change(torch.from_numpy(np.zeros(30_000)))
+    model.queue[3] = 1.0
+    assert pack.look().change == CHANGED
+    pack.reset()
+    assert not model.queue.any()
