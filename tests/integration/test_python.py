@@ -349,6 +349,44 @@ class Slow(lanewise.Task):
 """Without a metric: torchmetrics takes four seconds in the kernel and in each worker."""
 
 
+INTERRUPTED = f"""
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+{SLOW}
+    def train_dataset(self):
+        Path(f"worker-{{os.getpid()}}").touch()
+        return ones(16, 1)
+
+
+def interrupt():
+    while not Path("run/metrics.jsonl").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+threading.Thread(target=interrupt).start()
+sections = {{SECTIONS}}
+try:
+    lanewise.train(Slow(), **sections)
+except KeyboardInterrupt as interrupted:
+    print(interrupted)
+print([Path(f"/proc/{{worker.name.removeprefix('worker-')}}").exists() for worker in Path().glob("worker-*")])
+"""
+
+
+def test_an_interrupt_is_raised_here_and_leaves_no_process(tmp_path):
+    """As in a cell of a notebook, whose kernel and server take 11 s of CPU to import what they need."""
+    sections = options(Path(), distributed={"devices": 2, "equality": "exact"})
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED.replace("{SECTIONS}", repr(sections)))
+    assert run_script(script, cwd=tmp_path).splitlines() == ["no checkpoint was saved yet", "[False, False]"]
+
+
+@pytest.mark.slow
 @quiet_kernel
 def test_interrupting_a_cell_leaves_no_process(tmp_path):
     sections = options(tmp_path, distributed={"devices": 2, "equality": "exact"})

@@ -1,6 +1,8 @@
 """`lanewise.verify` with a task that is an object."""
 
-import pytest
+from tests.script import run_script
+
+SCRIPT = '''
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -19,30 +21,39 @@ SECTIONS = {
 class Line(lanewise.Task):
     """Its samples are in no file, so that it can only be sent to the processes."""
 
-    def __init__(self, samples: torch.Tensor, *, reads_world: bool = False) -> None:
+    def __init__(self, samples, *, reads_world):
         self.samples, self.reads_world = samples, reads_world
 
-    def build_model(self) -> nn.Module:
+    def build_model(self):
         return nn.Linear(3, 1)
 
-    def train_dataset(self) -> TensorDataset:
+    def train_dataset(self):
         return TensorDataset(self.samples)
 
-    def forward(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    def forward(self, model, batch):
         return model(batch[0])
 
-    def loss(self, outputs: torch.Tensor, batch: list[torch.Tensor]) -> torch.Tensor:
+    def loss(self, outputs, batch):
         factor = 2 if self.reads_world and dist.is_initialized() else 1
         return outputs.square().mean() * factor
 
 
-@pytest.mark.parametrize("reads_world", [False, True])
-def test_a_task_that_is_an_object_is_proved_or_the_cause_is_named(tmp_path, monkeypatch, reads_world):
-    monkeypatch.chdir(tmp_path)
-    samples = torch.arange(48.0).reshape(16, 3) / 48
+samples = torch.arange(48.0).reshape(16, 3) / 48
+for reads_world in (False, True):
     report = lanewise.verify(Line(samples, reads_world=reads_world), num_steps=2, **SECTIONS)
-    assert report.is_verified is not reads_world
-    said = str(report)
-    assert said.startswith("steps ")
-    assert ("depends on the rank" in said) is reads_world
-    assert not list(tmp_path.iterdir())
+    print(report.is_verified)
+    print(report)
+    print("===")
+'''
+
+
+def test_a_task_that_is_an_object_is_proved_or_the_cause_is_named(tmp_path):
+    """In a script, which is forked: its workers find the servers of other environments that tests share."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    proved, named, _ = run_script(script, cwd=tmp_path).split("===\n")
+    assert proved.startswith("True\nsteps ")
+    assert "depends on the rank" not in proved
+    assert named.startswith("False\nsteps ")
+    assert "depends on the rank" in named
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "stdout"}
