@@ -10,6 +10,7 @@ loop needs neither, and their parsers take longer to import than all of this.
 
 from lanewise.config.class_path import ClassConfig as ClassConfig
 from lanewise.config.data import DataConfig as DataConfig
+from lanewise.config.data import MissingName as MissingName
 from lanewise.config.distributed import Backend as Backend
 from lanewise.config.distributed import CompressionName as CompressionName
 from lanewise.config.distributed import DistributedConfig as DistributedConfig

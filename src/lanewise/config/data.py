@@ -1,10 +1,12 @@
 """The section `data`: in which order samples come, and who loads them."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from lanewise.config.check import Section, at_least
 from lanewise.config.class_path import ClassConfig
 from lanewise.config.orders import OrderConfig
+
+MissingName = Literal["error", "skip"]
 
 
 class DataConfig(Section):
@@ -19,6 +21,8 @@ class DataConfig(Section):
     """Order of an epoch's samples; unset: blocked for a dataset in blocks, else shuffled."""
     shuffle_buffer: Annotated[int, at_least(0)] = 0
     """Of a stream: how many samples of each lane are held at once and shuffled; 0: they stay as they come."""
+    missing: MissingName = "error"
+    """What a sample is for which the dataset, or the stream, returns None: an error, or left out (skip)."""
     drop_last: bool = False
     """Whether to drop the partial last step of an epoch instead of weighting it; of a stream, all steps that
     some lane cannot fill."""

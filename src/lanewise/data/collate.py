@@ -34,8 +34,8 @@ def no_batch(function: Callable[[Any], Any]) -> TaskError:
     """Return the error about a user's function that made None of samples."""
     name = getattr(function, "__qualname__", "collate")
     return TaskError(
-        f"{name} must return a micro-batch: got None. Does it lack a return? Samples that cannot be used "
-        "are to be left out by the dataset, since the samples of a step are counted."
+        f"{name} must return a micro-batch: got None. Does it lack a return? Let the dataset return "
+        "None for samples that cannot be used, with data.missing=skip: the samples of a step are counted."
     )
 
 

@@ -1,14 +1,16 @@
 """Reads the samples of a lane's turn and collates them, under the random state of the turn."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
 from torch.utils.data import Dataset, Subset
 
+from lanewise.config import MissingName
 from lanewise.data.collate import no_batch
 from lanewise.data.file_dataset import FileDataset
+from lanewise.data.missing import present
 from lanewise.data.rows import Rows
 from lanewise.errors import note_place, shorten
 from lanewise.lanes import PROGRESS, LaneTurn, RunLength, read_seed, sample_seed
@@ -27,9 +29,11 @@ class LaneBatch:
     indices: tuple[int, ...]
     """Dataset indices of the samples; empty where the process has none in this step."""
     data: Any
-    """What `collate` returned; None if there are no samples, unless `LaneLoader.fills_empty` is set."""
+    """What `collate` returned; None if there are no samples, unless the reader's `fills_empty` is set."""
     num_samples: int
     """Samples in it: fewer than indices if a dataset leaves out what it cannot read."""
+    missing: tuple[int, ...] = ()
+    """Places among the indices of the samples that the dataset gave as None."""
     read_bytes: int = 0
     """Bytes that a `FileDataset` read from its files for this batch."""
     eval_dataset: str = ""
@@ -83,6 +87,12 @@ class LaneReader(Dataset[LaneBatch]):
     """The dataset's number in a loop, and how often it was begun before; part of the random state."""
     length: RunLength | None = None
     """That of the run that trains on it; None where it is read for something else."""
+    missing: MissingName = "error"
+    """What is done with samples that the dataset gives as None."""
+    told: list[int] = field(default_factory=list)
+    """The one of them that the log has named; see `read_turns`."""
+    fills_empty: bool = False
+    """Whether a turn without samples gets the data of others, for a forward that does not count."""
 
     def __post_init__(self) -> None:
         inner = self.dataset
@@ -94,7 +104,7 @@ class LaneReader(Dataset[LaneBatch]):
     def __getitem__(self, index: tuple[LaneTurn, tuple[int, ...]]) -> LaneBatch:
         """Read and collate one lane's samples."""
         turn, indices = index
-        batch = LaneBatch(turn, indices, None, 0, 0, self.eval_dataset)
+        batch = LaneBatch(turn, indices, None, 0, eval_dataset=self.eval_dataset)
         if self.length is not None:
             PROGRESS.set((turn.step, turn.epoch, self.length))
         if not indices:
@@ -105,15 +115,16 @@ class LaneReader(Dataset[LaneBatch]):
         try:
             seed = read_seed(self.seed, self.number, self.eval_dataset, turn.epoch, turn.step, turn.lane)
             set_random_state(seed)
-            samples = self._read(indices)
+            samples, batch.missing = self._read(indices)
             # A file dataset may leave some out; others may return objects that stand for several samples.
-            batch.num_samples = len(indices) if self._files is None else len(samples)
+            num_given = len(indices) - len(batch.missing)
+            batch.num_samples = num_given if self._files is None else len(samples)
             if batch.num_samples:
-                batch.data = self.collate(samples)
-                if batch.data is None:
-                    raise no_batch(self.collate)
+                batch.data = self._collate(samples)
+            elif self.fills_empty:
+                batch.data = self._spare(len(indices))
             if not turn.positions:  # data of another lane, which don't count
-                batch.indices, batch.num_samples = (), 0
+                batch.indices, batch.num_samples, batch.missing = (), 0, ()
         except BaseException as error:
             note_place(error, batch.place)
             raise
@@ -135,20 +146,38 @@ class LaneReader(Dataset[LaneBatch]):
     def read(self, epoch: int, indices: tuple[int, ...]) -> Sequence[Any]:
         """Return the samples at these dataset indices outside of any turn, each under its own random state.
 
+        Those that are left out are not among them.
         Where the dataset has `__getitems__` they are one read, under the state of the first one.
         """
         samples: list[Any] = []
         for index in indices:
             set_random_state(sample_seed(self.seed, epoch, index))
             if self._reads_many:
-                return self._read(indices)
-            samples += self._read((index,))
+                return self._read(indices)[0]
+            samples += self._read((index,))[0]
         return samples
 
-    def _read(self, indices: tuple[int, ...]) -> Sequence[Any]:
+    def _collate(self, samples: Sequence[Any]) -> Any:
+        data = self.collate(samples)
+        if data is None:
+            raise no_batch(self.collate)
+        return data
+
+    def _spare(self, size: int) -> Any:
+        """Return a micro-batch of the first samples that can be read; None if these are far away."""
+        last = min(len(self.dataset), _MOST_TRIED * size)  # type: ignore[arg-type]
+        for first in range(0, last, size):
+            samples, _ = self._read(tuple(range(first, min(first + size, last))))
+            if len(samples):
+                return self._collate(samples)
+        return None
+
+    def _read(self, indices: tuple[int, ...]) -> tuple[Sequence[Any], tuple[int, ...]]:
+        """Return what `present` does of these samples."""
         if self._reads_many:
             read = self.dataset.__getitems__(list(indices))  # type: ignore[attr-defined]
-            return read if isinstance(read, Rows) else list(read)
+            samples = read if isinstance(read, Rows) else list(read)
+            return present(samples, indices, self.missing, self.eval_dataset)
         samples = []
         for index in indices:
             try:
@@ -156,7 +185,11 @@ class LaneReader(Dataset[LaneBatch]):
             except BaseException as error:
                 note_place(error, f"in sample {index}")
                 raise
-        return samples
+        return present(samples, indices, self.missing, self.eval_dataset)
+
+
+_MOST_TRIED = 100
+"""How many micro-batches are read to find one that has a sample, for a forward that does not count."""
 
 
 def _pin(leaf: Any) -> Any:

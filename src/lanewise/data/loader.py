@@ -46,8 +46,6 @@ class LaneLoader:
     """Processes that read ahead; 0 reads in this one. The batches are the same."""
     pin_memory: bool = False
     """Whether batches lie in page-locked memory, for a GPU."""
-    fills_empty: bool = False
-    """Whether a turn without samples gets the data of lane 0, for a forward that does not count."""
 
     is_over = False
     """Whether all epochs of the run are over, where only the data tells when, as of a stream."""
@@ -110,7 +108,7 @@ class LaneLoader:
 
     def _request(self, turn: LaneTurn) -> _Request:
         read = turn
-        if self.fills_empty and not turn.positions:
+        if self.reader.fills_empty and not turn.positions:  # then with the samples of lane 0
             read = turn._replace(lane=0, positions=self.schedule.positions(turn.step, 0))
         return turn, self.order.samples(read)
 

@@ -11,9 +11,11 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data._utils import worker
 
+from lanewise.config import MissingName
 from lanewise.data.collate import no_batch
 from lanewise.data.lane_reader import LaneBatch
 from lanewise.data.lane_stream import OpenStream, Stream, as_lane_stream, shards_of
+from lanewise.data.missing import present
 from lanewise.errors import DataError, note_place
 from lanewise.lanes import PROGRESS, LaneTurn, RunLength, read_seed, stream_seed
 from lanewise.lanes.orders.permutation import permutation
@@ -143,7 +145,7 @@ class StreamReader(Dataset[LaneBatch]):
 
     The index may also have the number of the first step of the epoch, for `Task.progress`.
 
-    An item without samples is the end of the lane in the epoch. A new epoch closes what is open. What the
+    An item without indices is the end of the lane in the epoch. A new epoch closes what is open. What the
     collate draws follows from (seed, dataset, epoch, step in the epoch, lane), as what the stream draws does:
     a micro-batch that was read alone is collated under the random state in which it was read.
     """
@@ -158,6 +160,10 @@ class StreamReader(Dataset[LaneBatch]):
     """The lanes that are asked for."""
     eval_dataset: str = ""
     """The dataset's name if it is evaluated; part of the random state."""
+    missing: MissingName = "error"
+    """What is done with samples that the stream yields as None."""
+    told: list[int] = field(default_factory=list)
+    """See `LaneReader`."""
     number: tuple[int, int] = field(default=(0, 0), init=False)
     """The dataset's number in a loop, and how often it was begun before; part of the random state."""
     start: LaneStart | None = field(default=None, init=False)
@@ -212,17 +218,20 @@ class StreamReader(Dataset[LaneBatch]):
             numbers = () if read is None else read.numbers
             first = number * self.cut.micro_batch_size
             turn = LaneTurn(epoch, number, lane, range(first, first + len(numbers)), (), is_last=False)
-            batch = LaneBatch(turn, numbers, None, len(numbers), 0, self.eval_dataset)
+            batch = LaneBatch(turn, numbers, None, 0, eval_dataset=self.eval_dataset)
             if read is not None:
                 batch.state = read.state
+                samples, batch.missing = present(read.samples, numbers, self.missing, self.eval_dataset)
+                batch.num_samples = len(samples)
                 if not self._reads_alone:
                     place = epoch, number, lane
                     set_random_state(read_seed(self.seed, self.number, self.eval_dataset, *place))
                 if self.length is not None:
                     PROGRESS.set((first_step + number, epoch, self.length))
-                batch.data = self.collate(read.samples)
-                if batch.data is None:
-                    raise no_batch(self.collate)
+                if samples:
+                    batch.data = self.collate(samples)
+                    if batch.data is None:
+                        raise no_batch(self.collate)
                 batch.asks_length = self.length is not None and self.length.is_asked
         except BaseException as error:
             of = f"the eval dataset {self.eval_dataset}" if self.eval_dataset else "the stream"

@@ -43,11 +43,14 @@ class StreamLanes:
         self._queues = {lane: deque() for lane in self.reader.lanes}
 
     def num_next(self, lane: int) -> int:
-        """Return how many samples the next micro-batch of a lane has, for which it is read; 0 at the end."""
+        """Return how many samples the next micro-batch of a lane takes, for which it is read; 0 at the end.
+
+        Those that are left out of it count.
+        """
         queue = self._queues[lane]
         while not queue and lane not in self._asked.ended:
             self._read_one()
-        return queue[0].num_samples if queue else 0
+        return len(queue[0].indices) if queue else 0
 
     def take(self, lane: int) -> LaneBatch:
         """Return the next micro-batch of a lane, which must have one, after reading the one that follows."""
@@ -70,9 +73,9 @@ class StreamLanes:
         batch = next(self._batches)
         if batch.turn.epoch != self._asked.epoch:
             return  # it was asked for when nobody knew that the epoch had ended
-        if batch.num_samples:
+        if batch.indices:
             self._queues[batch.turn.lane].append(batch)
-        if batch.num_samples < self.reader.cut.micro_batch_size:
+        if len(batch.indices) < self.reader.cut.micro_batch_size:
             self._asked.ended.add(batch.turn.lane)
 
 

@@ -9,6 +9,7 @@ from lanewise.data.lane_reader import LaneBatch
 from lanewise.data.loader import StepEnd
 from lanewise.data.stream import LaneStart, StreamReader
 from lanewise.data.stream_lanes import StreamLanes
+from lanewise.data.stream_pass import read_first
 from lanewise.errors import CheckpointError, DataError
 from lanewise.lanes import PROGRESS, LaneTurn
 from lanewise.processes.device.nested import copied
@@ -42,7 +43,7 @@ class StreamLoader:
     drop_last: bool = False
     """Whether an epoch ends where some lane has no whole micro-batch."""
     fills_empty: bool = False
-    """Whether a process without samples in a step gets data, for a forward that does not count."""
+    """Whether a micro-batch without samples gets data, for a forward that does not count."""
 
     schedule = None
     """See `LaneLoader`: nobody knows how long the stream is."""
@@ -103,7 +104,7 @@ class StreamLoader:
             own = [lane for lane in self.lanes if self._upcoming[lane]]
             if not own:
                 turn = LaneTurn(self._epoch, self._step, self.lanes.start, range(0), present, is_last=True)
-                data = self._spare_data(present[0]) if self.fills_empty else None
+                data = self._spare_data() if self.fills_empty else None
                 self._enter()
                 yield LaneBatch(turn, (), data, 0, upcoming=[0] * len(self.lanes))
             for lane in own:
@@ -111,7 +112,9 @@ class StreamLoader:
                 batch.turn = batch.turn._replace(step=self._step, present=present, is_last=is_last)
                 if is_last:
                     batch.upcoming = list(map(lanes.num_next, self.lanes))
-                if self.fills_empty and self._spare is None:
+                if self.fills_empty and batch.data is None:
+                    batch.data = self._spare_data()
+                elif self.fills_empty and self._spare is None:
                     self._spare = copied(batch.data)  # before a forward changes it
                 self._enter()
                 yield batch
@@ -240,8 +243,8 @@ class StreamLoader:
                 f"{num_samples:,}",
             )
 
-    def _spare_data(self, lane: int) -> Any:
+    def _spare_data(self) -> Any:
         """Return data for a forward that does not count: of its own first batch, or of another lane."""
         if self._spare is None:
-            self._spare = self.reader.anew(range(lane, lane + 1))[self._epoch, lane].data
-        return self._spare
+            self._spare = read_first(self.reader).data
+        return copied(self._spare)

@@ -6,6 +6,7 @@ from itertools import islice
 from lanewise.data.lane_reader import LaneBatch
 from lanewise.data.stream import StreamReader
 from lanewise.data.stream_lanes import StreamLanes
+from lanewise.errors import DataError
 
 
 def read_to_end(reader: StreamReader, num_workers: int, *, pin_memory: bool = False) -> Iterator[LaneBatch]:
@@ -31,13 +32,31 @@ def read_to_end(reader: StreamReader, num_workers: int, *, pin_memory: bool = Fa
 
 
 def read_first(reader: StreamReader) -> LaneBatch:
-    """Return the first micro-batch of the first lane that has one; an empty one if the stream is empty.
+    """Return the first micro-batch with a sample, of the first lane that has one.
+
+    An empty one if the stream is empty.
 
     Args:
         reader: tells the stream and its cut; nothing is read through it.
+
+    Raises:
+        DataError: if a lane begins with very many samples that are None.
     """
     for lane in range(reader.cut.num_lanes if reader.is_lane_aware else 1):
-        batch = reader.anew(range(lane, lane + 1))[0, lane]
-        if batch.num_samples:
-            break
+        opened = reader.anew(range(lane, lane + 1))
+        for _ in range(_MOST_TRIED):
+            batch = opened[0, lane]
+            if batch.num_samples:
+                return batch
+            if not batch.indices:
+                break
+        else:
+            num_samples = _MOST_TRIED * reader.cut.micro_batch_size
+            raise DataError(
+                f"the stream yields None as each of the first {num_samples:,} samples of lane {lane}. Does "
+                "what makes its samples lack a return?"
+            )
     return batch
+
+
+_MOST_TRIED = 1000

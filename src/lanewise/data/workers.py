@@ -1,5 +1,6 @@
 """Loader processes: how they are asked for the micro-batches of lanes, and how they end."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -14,11 +15,15 @@ from typing import Any, TypeVar, final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from lanewise.data.handles import open_handles, require_own_handles
 from lanewise.data.lane_reader import LaneBatch, LaneReader
+from lanewise.data.missing import name_sample
 from lanewise.data.stream import StreamReader
 from lanewise.errors import DataError, text_of
 from lanewise.lanes import PROGRESS, RunLength, lane_ranges
 from lanewise.processes.die_with_parent import die_with_parent, name_child
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _SECONDS_TO_BE_TOLD = 0.5
@@ -45,13 +50,9 @@ def deal(of_workers: Iterable[Iterable[T]]) -> Iterator[T | None]:
 
 
 def read_turns(
-    reader: LaneReader | StreamReader,
-    requests: Iterable[Any],
-    num_workers: int,
-    *,
-    pin_memory: bool = False,
+    reader: LaneReader | StreamReader, requests: Iterable[Any], num_workers: int, *, pin_memory: bool = False
 ) -> Iterator[LaneBatch]:
-    """Read what is asked for, in this order; nothing for None.
+    """Read what is asked for, in this order; nothing for None. A warning names the first missing sample.
 
     Args:
         reader: reads and collates the samples of a lane.
@@ -60,10 +61,22 @@ def read_turns(
         num_workers: processes that read ahead; 0 reads in this one. The batches are the same.
         pin_memory: whether batches lie in page-locked memory, for a GPU.
     """
+    batches = _read(reader, requests, num_workers, pin_memory=pin_memory)
+    return _naming_missing(batches, reader) if reader.missing == "skip" else batches
+
+
+def _read(
+    reader: LaneReader | StreamReader, requests: Iterable[Any], num_workers: int, *, pin_memory: bool
+) -> Iterator[LaneBatch]:
     if not num_workers and not pin_memory:
         return map(reader.__getitem__, requests)  # a DataLoader adds 8 to 11 us to each
+    is_forked = num_workers > 0 and multiprocessing.get_start_method() == "fork"
     loader: DataLoader[Any] = DataLoader(
-        _OrNothing(reader, PROGRESS.get()),
+        _OrNothing(
+            reader,
+            PROGRESS.get(),
+            [handle for _, handle in open_handles(reader.dataset)] if is_forked else [],
+        ),
         batch_size=None,  # a turn is a batch already
         sampler=requests,
         num_workers=num_workers,
@@ -90,18 +103,34 @@ def read_turns(
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _OrNothing(Dataset[LaneBatch | None]):
     """Reads nothing where it is asked for nothing."""
 
     reader: LaneReader | StreamReader
     progress: Any
     """Where the run is when an evaluation begins."""
+    inherited: list[object]
+    """What the dataset had open when a worker was forked, until it has read in it."""
 
     def __getitem__(self, request: Any) -> LaneBatch | None:
         """Read what is asked for."""
         PROGRESS.set(self.progress)
-        return None if request is None else self.reader[request]
+        batch = None if request is None else self.reader[request]
+        if self.inherited and batch is not None:
+            require_own_handles(self.reader.dataset, self.inherited)
+            self.inherited = []
+        return batch
+
+
+def _naming_missing(batches: Iterator[LaneBatch], reader: LaneReader | StreamReader) -> Iterator[LaneBatch]:
+    for batch in batches:
+        if batch.missing and not reader.told:
+            number = batch.indices[batch.missing[0]]
+            reader.told.append(number)
+            what = name_sample(number, reader.eval_dataset)
+            logger.warning("left out: %s is None (data.missing is skip). No more are named.", what)
+        yield batch
 
 
 def _until_told(batches: Iterator[LaneBatch | None], length: RunLength | None = None) -> Iterator[LaneBatch]:

@@ -74,7 +74,8 @@ class Engine:
         self._num_before = self._num_logged = run.loader.end_of(first_step - 1).num_samples
         """Samples of all lanes before this start, and up to the last logged step."""
         self._record = record
-        self._reads = EpochReads(run.world, run.loader.reader.total_bytes)
+        reader = run.loader.reader
+        self._reads = EpochReads(run.world, reader.total_bytes, skips=reader.missing == "skip")
         config, loss_scale = run.config, run.training.runner.precision.loss_scale
         self._compilations = None if config.compile is None else CompilationLog()
         self._pass = build_pass(

@@ -260,8 +260,10 @@ class FSDPReducer(Reducer):
                 first, spare = lane, copied(lane.batch.data)  # before a forward changes it
             if lane is None:
                 self._call(module, partial(compute, first, copied(spare)))
-            elif lane.batch.has_samples:
-                yield lane, self._call(module, partial(compute, lane, lane.batch.data))
+            elif lane.batch.turn.positions:
+                computed = self._call(module, partial(compute, lane, lane.batch.data))
+                if lane.batch.has_samples:
+                    yield lane, computed
 
     def gradient_norms(self) -> torch.Tensor:
         """See `Reducer`. In `exact` each gradient is gathered, so that its norm equals that on one device."""

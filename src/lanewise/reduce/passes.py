@@ -20,8 +20,8 @@ def passes(lanes: Iterator[Lane], num_lanes: int | None, world: World) -> Iterat
     Collective: every rank must iterate to the end.
 
     Args:
-        lanes: of this process; a lane without samples is yielded, and is no pass.
-        num_lanes: the number of these lanes that have samples; None on every rank: nobody knows it.
+        lanes: of this process; a lane without positions is yielded, and is no pass.
+        num_lanes: the number of these lanes that have positions; None on every rank: nobody knows it.
         world: the processes.
     """
     if num_lanes is not None:
@@ -31,7 +31,7 @@ def passes(lanes: Iterator[Lane], num_lanes: int | None, world: World) -> Iterat
         return
     while True:
         lane = next(lanes, None)
-        if lane is not None and not lane.batch.has_samples:
+        if lane is not None and not lane.batch.turn.positions:
             yield lane
             continue
         goes_on = torch.tensor([lane is not None], dtype=torch.uint8, device=world.device)
@@ -46,8 +46,9 @@ def require_data(batch: LaneBatch) -> None:
     if not batch.has_samples and batch.data is None:
         number = turn.lane if turn.positions else 0
         raise DataError(
-            f"none of the samples of lane {number} in step {turn.step + 1} can be read, and under fsdp each "
-            "lane needs one. Mend the files, or use another distributed.reducer."
+            f"none of the samples of lane {number} in step {turn.step + 1} can be read, nor any of the first "
+            "ones of the dataset, and under fsdp each lane needs some for its forward. Mend the files, or "
+            "use another distributed.reducer."
         )
 
 

@@ -231,7 +231,7 @@ class Reducer(ABC):
         Args:
             module: the model, or an adopted module, which `compute` runs without a backward.
             lanes: the lanes of this process; a single empty lane if it has none.
-            num_lanes: the number of these lanes that have samples; None on every rank: nobody knows it.
+            num_lanes: the number of these lanes that have positions; None on every rank: nobody knows it.
             compute: returns the result for a lane and its batch.
         """
         return evaluate_lanes(module, lanes, num_lanes, compute)

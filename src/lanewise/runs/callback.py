@@ -82,7 +82,8 @@ class Callback:
         """Take what all processes read from the dataset's files in an epoch, since this start of the run.
 
         `data/read_bytes` is the number of bytes that were read, `data/total_bytes` the size of the files, and
-        `data/skipped_samples` the number of samples that were left out, as they could not be read.
+        `data/skipped_samples` the number of samples that were left out, as they could not be read. A dataset
+        of other things has the last one alone, with `data.missing: skip`.
         """
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:

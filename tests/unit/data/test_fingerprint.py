@@ -58,7 +58,6 @@ SAMPLES = [
     1,
     1.0,
     True,
-    None,
     0j,
     "1",
     b"1",

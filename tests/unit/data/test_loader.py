@@ -1,6 +1,5 @@
 """One iterator feeds a process for the whole run, with the same bytes whatever reads them ahead."""
 
-import dataclasses
 import errno
 import multiprocessing.synchronize
 import os
@@ -150,7 +149,7 @@ def test_a_process_whose_lanes_are_absent_gets_a_batch_without_data(num_workers)
 def test_it_can_get_the_data_of_lane_0_which_do_not_count(num_workers):
     first = make_loader(Drawing(), PARTIAL, lanes=range(2), collate=list)
     loader = make_loader(Drawing(), PARTIAL, lanes=range(2, 4), num_workers=num_workers, collate=list)
-    loader = dataclasses.replace(loader, fills_empty=True)
+    loader.reader.fills_empty = True
     of_lane_0 = {batch.turn.step: batch.data for batch in first.batches(0, 6) if batch.turn.lane == 0}
     empty = [batch for batch in loader.batches(0, 6) if not batch.has_samples]
     assert [(batch.turn.step, batch.turn.lane, batch.indices, batch.num_samples) for batch in empty] == [

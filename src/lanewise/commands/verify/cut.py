@@ -106,7 +106,8 @@ def _micro_batches(probed: ProbedRun) -> Iterator[Sequence[Any]]:
     own = probed.indices_of(probed.turn)[:_MAX_SAMPLES]
     yield probed.reader.read(0, own)
     stride = len(probed.indices) // len(own)
-    yield from (probed.reader.read(0, probed.indices[start::stride][: len(own)]) for start in range(stride))
+    others = (probed.reader.read(0, probed.indices[start::stride][: len(own)]) for start in range(stride))
+    yield from filter(len, others)
 
 
 def _loss_of(probed: ProbedRun, samples: Sequence[Any], seed: int) -> str:

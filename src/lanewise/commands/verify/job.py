@@ -191,12 +191,12 @@ class VerifyJob(Job):
         self, engine: Engine, world: World, others: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
         """Evaluate on the eval datasets, or on others, whose batches metrics may not take."""
-        lanes, model, batch = engine.training.runner, engine.training.evaluated_model, self.config.batch
+        lanes, model = engine.training.runner, engine.training.evaluated_model
         datasets = others or (engine.run.evaluation.datasets if engine.run.evaluation else {})
         engine.run.enter_weights(-1)  # equal on all ranks, also where one had no samples
         with engine.run.evaluation_weights():
             return evaluate_batch(
-                lanes, model, datasets, world, batch, engine.reducer, has_metrics=others is None
+                lanes, model, datasets, world, self.config, engine.reducer, has_metrics=others is None
             )
 
     def _judge_close(self, world: World) -> CloseResult:

@@ -51,7 +51,7 @@ def probe_metrics(probed: ProbedRun, batch: BatchConfig) -> MetricProbe:
     probed.model.eval()
     for name, dataset in probed.eval_datasets.items():
         num_samples = min(len(dataset), batch.global_batch_size)  # type: ignore[arg-type]
-        reader = LaneReader(dataset, probed.task.collate, probed.seed, eval_dataset=name)
+        reader = probed.reader_of(dataset, name)
         schedule = SequentialSchedule(num_samples, 1, min(batch.micro_batch_size, max(1, num_samples // 3)))
         found.unmerged |= _unmerged(probed, reader, schedule)
         if batch.micro_batch_size > 1:
@@ -65,7 +65,7 @@ def _unmerged(probed: ProbedRun, reader: LaneReader, schedule: SequentialSchedul
     each: list[Mapping[str, Metric]] = []
     eval_set = IndexedSet(reader.eval_dataset, reader, schedule)
     batches = eval_set.batches(range(1), probed.device, num_workers=0)
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(batch for batch in batches if batch.has_samples):
         each.append(_metrics(probed))
         lane = probed.lanes.evaluation_lane(batch)
         _update(probed, lane, (whole, rest if number else first, each[-1]))
@@ -79,6 +79,7 @@ def _unmerged(probed: ProbedRun, reader: LaneReader, schedule: SequentialSchedul
 def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found: MetricProbe) -> None:
     """Compare the values of pairs of samples, for at most 0.3 seconds."""
     samples = reader.read(0, tuple(range(num_samples)))
+    num_samples = len(samples)
 
     def values(*micro_batches: Sequence[int]) -> dict[str, float]:
         metrics = _metrics(probed)

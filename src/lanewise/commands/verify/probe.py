@@ -19,8 +19,8 @@ from lanewise.commands.verify.hidden import (
 from lanewise.commands.verify.operators import Call, Divergence, first_divergence, recording
 from lanewise.commands.verify.probed_run import ProbedRun, evaluate_batch
 from lanewise.commands.verify.read import Reads, look_further, probe_reads
-from lanewise.config import BatchConfig, RunConfig
-from lanewise.data import LaneReader, digest
+from lanewise.config import RunConfig
+from lanewise.data import digest
 from lanewise.processes.world.world import LocalWorld
 
 _NUM_AGAIN = 16
@@ -145,7 +145,7 @@ def begin_with(probed: ProbedRun, lane: int, cache: Path) -> None:
 def _read_and_run(probed: ProbedRun) -> str:
     """Read the first lane's micro-batch anew and compute it, and read a sample of each eval dataset."""
     batch = probed.reader_again()[probed.turn, probed.indices_of(probed.turn)].data
-    readers = (LaneReader(data, probed.task.collate, probed.seed) for data in probed.eval_datasets.values())
+    readers = map(probed.reader_of, probed.eval_datasets.values())
     return digest(batch, [reader.read(0, (0,)) for reader in readers], probed.run(probed.turn, batch))
 
 
@@ -215,7 +215,7 @@ def _probe_history(
                 break
         probed.run(probed.other_turn, other)
         yield "run after another micro-batch"
-        if _evaluates(probed, config.batch):
+        if _evaluates(probed, config):
             yield "run after an evaluation"
         with probed.other_weights(0):
             probed.run(probed.turn, batch)
@@ -296,10 +296,10 @@ def _averaged_buffers(probed: ProbedRun, batch: Any, names: Sequence[str]) -> Se
     return [name for name in differing if result(name) != usual] or differing
 
 
-def _evaluates(probed: ProbedRun, batch: BatchConfig) -> bool:
+def _evaluates(probed: ProbedRun, config: RunConfig) -> bool:
     """Evaluate, and tell whether there was something to evaluate."""
     world, sets = LocalWorld(probed.device), probed.eval_datasets
     try:
-        return bool(evaluate_batch(probed.lanes, probed.model, sets, world, batch))
+        return bool(evaluate_batch(probed.lanes, probed.model, sets, world, config))
     except Exception:  # noqa: BLE001 - the steps that are run evaluate as well, and say what failed
         return False

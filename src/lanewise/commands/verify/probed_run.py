@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from lanewise.config import BatchConfig, OrderConfig, RunConfig
+from lanewise.config import BatchConfig, MissingName, OrderConfig, RunConfig
 from lanewise.data import LaneBatch, LaneReader, Rows, StreamCut, StreamReader, digest, is_stream
 from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.evaluation.eval_set import IndexedSet
@@ -41,15 +41,23 @@ class FirstSamples(Dataset[Any]):
         seed: seed of the run.
         batch: how a step is cut into lanes.
         num_steps: how many steps to take.
+        missing: what is done with samples that the stream yields as None.
         eval_dataset: the stream's name if it is evaluated.
     """
 
     def __init__(
-        self, stream: Any, seed: int, batch: BatchConfig, num_steps: int = 1, *, eval_dataset: str = ""
+        self,
+        stream: Any,
+        seed: int,
+        batch: BatchConfig,
+        num_steps: int = 1,
+        *,
+        missing: MissingName,
+        eval_dataset: str = "",
     ) -> None:
         lanes = range(batch.num_lanes)
         cut = StreamCut.of(batch.num_lanes, batch.micro_batch_size, 0)
-        reader = StreamReader(stream, list, seed, cut, lanes, eval_dataset=eval_dataset)
+        reader = StreamReader(stream, list, seed, cut, lanes, eval_dataset=eval_dataset, missing=missing)
         steps = [[reader[0, lane].data or [] for lane in lanes] for _ in range(num_steps)]
         self._samples: list[Any] = [sample for step in steps for samples in step for sample in samples]
         self._lanes = [[step[lane] for step in steps] for lane in lanes] if reader.is_lane_aware else []
@@ -59,8 +67,8 @@ class FirstSamples(Dataset[Any]):
         return len(self._samples)
 
     def __getitem__(self, index: int) -> Any:
-        """Return a sample; None where there are fewer."""
-        return copy.deepcopy(self._samples[index]) if index < len(self) else None
+        """Return a sample; an empty text where there are fewer."""
+        return copy.deepcopy(self._samples[index]) if index < len(self) else ""
 
     def equal_lanes(self) -> Sequence[int]:
         """Return two lanes of a lane-aware stream that have the same samples; none where all differ.
@@ -76,10 +84,10 @@ class FirstSamples(Dataset[Any]):
         return []
 
 
-def readable(dataset: Any, seed: int, batch: BatchConfig, eval_dataset: str) -> Any:
+def readable(dataset: Any, seed: int, batch: BatchConfig, missing: MissingName, eval_dataset: str) -> Any:
     """Return a dataset to evaluate; of a stream its first samples, as many as a global batch has."""
     if is_stream(dataset):
-        return FirstSamples(dataset, seed, batch, eval_dataset=eval_dataset)
+        return FirstSamples(dataset, seed, batch, missing=missing, eval_dataset=eval_dataset)
     return dataset
 
 
@@ -110,7 +118,7 @@ class ProbedRun:
         self.task: Task = build_task(config, task)
         self.model: nn.Module = build_model(self.task, self.seed).to(device)
         self.dataset: Dataset[Any] = self.task.train_dataset() if data_of is None else data_of.dataset
-        self._batch = config.batch
+        self._batch, self._missing = config.batch, config.data.missing
         self._data_of = data_of
         self.of_stream: FirstSamples | None = self._first_samples() if data_of is None else data_of.of_stream
         """The samples of a stream; None where the dataset has an index."""
@@ -121,7 +129,7 @@ class ProbedRun:
         placement = Placement.of(config.batch.num_lanes, alone)
         dataset = self.dataset if self.of_stream is None else self.of_stream
         loader = build_loader(
-            LaneReader(dataset, self.task.collate, self.seed),
+            self.reader_of(dataset),
             config.batch,
             config.data,
             alone,
@@ -154,7 +162,20 @@ class ProbedRun:
         if self._data_of is not None:
             return self._data_of.eval_datasets
         sets = eval_datasets_of(self.task).items()
-        return {name: readable(dataset, self.seed, self._batch, name) for name, dataset in sets}
+        return {
+            name: readable(dataset, self.seed, self._batch, self._missing, name) for name, dataset in sets
+        }
+
+    def reader_of(self, dataset: Dataset[Any], eval_dataset: str = "") -> LaneReader:
+        """Return what reads the samples of a dataset, or one that is evaluated."""
+        return LaneReader(
+            dataset,
+            self.task.collate,
+            self.seed,
+            eval_dataset=eval_dataset,
+            missing=self._missing,
+            fills_empty=True,
+        )
 
     def reader_again(self) -> LaneReader:
         """Return what reads the samples again: the same reader, or one of a stream that is opened anew."""
@@ -162,7 +183,9 @@ class ProbedRun:
         return self.reader if again is None else replace(self.reader, dataset=again)
 
     def _first_samples(self) -> FirstSamples | None:
-        return FirstSamples(self.dataset, self.seed, self._batch, 2) if is_stream(self.dataset) else None
+        if not is_stream(self.dataset):
+            return None
+        return FirstSamples(self.dataset, self.seed, self._batch, 2, missing=self._missing)
 
     def first_turn(self, lane: int) -> LaneTurn:
         """Return a lane's turn in the first step, without positions where the lane is empty there."""
@@ -255,7 +278,7 @@ def evaluate_batch(
     model: nn.Module,
     datasets: Mapping[str, Dataset[Any]],
     world: World,
-    batch: BatchConfig,
+    config: RunConfig,
     reducer: Reducer | None = None,
     *,
     has_metrics: bool = True,
@@ -264,12 +287,12 @@ def evaluate_batch(
 
     Collective: every rank must call this.
     """
-    sets = []
+    sets, batch, missing = [], config.batch, config.data.missing
     for name, given in datasets.items():
-        dataset = readable(given, lanes.seed, batch, name)
+        dataset = readable(given, lanes.seed, batch, missing, name)
         num_samples = min(count_samples(dataset), batch.global_batch_size)
         schedule = SequentialSchedule(num_samples, batch.num_lanes, batch.micro_batch_size)
-        reader = LaneReader(dataset, lanes.task.collate, lanes.seed, eval_dataset=name)
+        reader = LaneReader(dataset, lanes.task.collate, lanes.seed, eval_dataset=name, missing=missing)
         sets.append(IndexedSet(name, reader, schedule, has_metrics))
     placement = Placement.of(batch.num_lanes, world)
     return Evaluator(lanes, model, sets, world, placement, reducer=reducer).run() if sets else {}

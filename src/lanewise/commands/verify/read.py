@@ -8,7 +8,7 @@ from typing import Any
 
 from lanewise.commands.verify.hidden import changed, hidden_state, numbers_that_matter
 from lanewise.commands.verify.probed_run import ProbedRun, chosen
-from lanewise.data import LaneReader, digest, opaque_types, read_turns
+from lanewise.data import digest, opaque_types, read_turns
 
 _NUM_SAMPLES = 32
 _NUM_EVAL_SAMPLES = 8
@@ -72,7 +72,7 @@ def probe_reads(probed: ProbedRun, *, is_repeat: bool) -> Reads:
     of_state = set(opaque_types()) - of_samples
     training = {f"sample {index}": (probed.reader, index) for index in probed.indices[:_NUM_SAMPLES]}
     evaluation = {
-        f"sample {index} of {name}": (LaneReader(dataset, task.collate, probed.seed), index)
+        f"sample {index} of {name}": (probed.reader_of(dataset), index)
         for name, dataset in eval_sets.items()
         for index in range(min(_NUM_EVAL_SAMPLES, len(dataset)))  # type: ignore[arg-type]
     }
@@ -136,6 +136,8 @@ def _left_out(probed: ProbedRun) -> tuple[list[str], bool]:
     """Return the samples that collate leaves out of the first lane's micro-batch; whether in any order."""
     indices = probed.indices_of(probed.turn)[:_NUM_COLLATED]
     samples = probed.reader.read(0, indices)
+    if len(samples) != len(indices):  # the dataset itself leaves some out
+        return [], True
     try:
         found = _without_effect(probed, samples)
         backwards = _without_effect(probed, samples[::-1]) if found else []

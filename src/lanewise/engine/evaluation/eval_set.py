@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, final
 
 import torch
 
+from lanewise.config import MissingName
 from lanewise.data import LaneBatch, LaneReader, StreamCut, StreamReader, is_stream, read_first, read_to_end
 from lanewise.data.workers import deal, read_turns, worker_shares
 from lanewise.engine.samples.dataset import compare_datasets, count_samples
@@ -59,8 +60,8 @@ class IndexedSet:
             lanes: the lanes of this process.
             device: the device to which batches are moved.
             num_workers: number of loader processes.
-            fills_empty: whether an empty micro-batch gets the first data of another lane, for a forward that
-                does not count.
+            fills_empty: whether an empty micro-batch gets the data of others, for a forward that does not
+                count.
         """
         spare = next(self.schedule.turns(range(1))).positions if fills_empty else ()
         shares: Sequence[range] = [lanes]
@@ -75,6 +76,7 @@ class IndexedSet:
 
         dealt = deal(map(requests, shares))
         pins = self.pin_memory and has_streams(device)
+        self.reader.fills_empty = fills_empty
         return to_device(read_turns(self.reader, dealt, num_workers, pin_memory=pins), device)
 
 
@@ -110,9 +112,12 @@ class StreamSet:
         batch = None
         read = read_to_end(self.reader, num_workers, pin_memory=self.pin_memory and has_streams(device))
         for batch in to_device(read, device):
+            if fills_empty and not batch.has_samples:
+                (spare,) = to_device([read_first(self.reader)], device)
+                batch.data = spare.data
             yield batch
         if batch is None and fills_empty:
-            first = replace(read_first(self.reader), indices=(), num_samples=0)
+            first = replace(read_first(self.reader), indices=(), num_samples=0, missing=())
             first.turn = LaneTurn(0, 0, lanes.start, range(0), (), is_last=True)
             yield from to_device([first], device)
 
@@ -130,6 +135,7 @@ def build_eval_set(
     samples_per_lane: int,
     world: World,
     placement: Placement,
+    missing: MissingName = "error",
 ) -> EvalSet:
     """Cut a dataset into lanes, after comparing it between ranks. Collective: every rank must call this.
 
@@ -141,6 +147,7 @@ def build_eval_set(
         samples_per_lane: the largest number of samples that a lane gives to one forward.
         world: the processes.
         placement: which process carries which lanes.
+        missing: what is done with samples that the dataset gives as None.
 
     Raises:
         DataError: if the dataset is empty, or differs between ranks.
@@ -148,12 +155,12 @@ def build_eval_set(
     """
     if is_stream(dataset):
         cut = StreamCut.of(placement.num_lanes, samples_per_lane, 0)
-        stream = StreamReader(dataset, collate, seed, cut, placement.own, eval_dataset=name)
+        stream = StreamReader(dataset, collate, seed, cut, placement.own, eval_dataset=name, missing=missing)
         compare_streams(stream, world)
         return StreamSet(name, stream)
     num_samples = count_samples(dataset)
     if not num_samples:
         raise DataError(f"the eval dataset {name} is empty. Check its path, or leave it out.")
-    reader = LaneReader(dataset, collate, seed, eval_dataset=name)
+    reader = LaneReader(dataset, collate, seed, eval_dataset=name, missing=missing)
     compare_datasets(reader, num_samples, world)
     return IndexedSet(name, reader, SequentialSchedule(num_samples, placement.num_lanes, samples_per_lane))

@@ -245,6 +245,7 @@ def build_evaluator(
             samples_per_lane=config.batch.micro_batch_size,
             world=world,
             placement=placement,
+            missing=config.data.missing,
         )
         eval_set.describe(config.data.num_workers, world, placement)
         sets.append(replace(eval_set, pin_memory=config.data.pin_memory))

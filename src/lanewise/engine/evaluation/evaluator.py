@@ -13,7 +13,7 @@ from lanewise.data import LaneBatch
 from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.evaluation.eval_set import EvalSet
 from lanewise.engine.evaluation.losses import Pairs, as_tensors, merge_losses, note_losses
-from lanewise.engine.evaluation.prediction import Prediction, put_into, take_prediction
+from lanewise.engine.evaluation.prediction import Prediction, gather_predictions, take_prediction
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lanes import LaneRunner, TaskLane
 from lanewise.engine.step.outputs import LaneOutputs, gather_outputs
@@ -22,7 +22,6 @@ from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
 from lanewise.lanes import Placement, batch_loss_seed, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
-from lanewise.processes.device.nested import plain
 from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.watch.heartbeat import EVALUATION, heartbeat
 from lanewise.processes.world.world import World
@@ -137,7 +136,8 @@ class Evaluator:
                 stops |= rank_stops
             if not lanes:
                 raise DataError(
-                    f"the eval dataset {eval_set.name} gave no sample. It must give the same each time."
+                    f"the eval dataset {eval_set.name} gave no sample. It must give the same each time, "
+                    "and not None for each."
                 )
             self.num_samples[eval_set.name] = sum(result.num_samples for result in lanes.values())
             losses = [lanes[lane].losses for lane in sorted(lanes)]
@@ -164,40 +164,42 @@ class Evaluator:
 
         Returns:
             On rank 0 what `Task.predict` made of the outputs, one for each sample, on the CPU, in dataset
-            order, of a lane-aware stream lane after lane; an empty list on other ranks.
+            order, of a lane-aware stream lane after lane, and None for a sample that the dataset gave as
+            None; an empty list on other ranks.
 
         Raises:
             TaskError: if there is no such dataset, an output does not have one entry for each sample, or it
                 is of a kind that cannot be sent to rank 0.
-            DataError: if a sample cannot be read.
+            DataError: if a file dataset left out a sample.
         """
         sets = {eval_set.name: eval_set for eval_set in self.sets}
         if name not in sets:
             raise TaskError(f"the task has no eval dataset {name}. Use one of {', '.join(sets)}.")
         eval_set = sets[name]
         local: dict[tuple[int, int], Prediction] = {}
+        missing: dict[tuple[int, int], Sequence[int]] = {}
+
+        def note(batch: LaneBatch) -> None:
+            if batch.missing:
+                missing[eval_set.place(batch.turn)] = batch.missing
+
         with eval_mode(self.model), torch.no_grad():
-            for lane, outputs in self._compute(eval_set, lambda lane, data: lane.forward(self.model, data)):
+            for lane, outputs in self._compute(
+                eval_set, lambda lane, data: lane.forward(self.model, data), note=note
+            ):
                 with named_lane(lane.batch):
                     chosen = self.lanes.task.predict(outputs, lane.batch.data)
                     prediction = take_prediction(chosen, lane.batch.num_samples)
                 local[eval_set.place(lane.batch.turn)] = prediction
         due = eval_set.num_samples(self.placement.own)
         num_read = sum(prediction.num_samples for prediction in local.values())
+        num_read += sum(map(len, missing.values()))
         if due is not None and num_read < due:
             raise DataError(
                 f"{due - num_read} of {due} samples of the eval dataset {name} cannot be read, and a "
                 "prediction is for every sample. Mend the files."
             )
-        sent = [(place, made.num_samples, made.form, plain(made.values)) for place, made in local.items()]
-        gathered = self.world.gather_tree(sent)
-        if gathered is None:
-            return []
-        containers = {made.form: made.values for made in local.values()}
-        everything = dict(local)
-        for place, *parts in (parts for of_rank in gathered[1:] for parts in of_rank):
-            everything[tuple(place)] = put_into(containers, Prediction(*parts))
-        return [output for place in sorted(everything) for output in everything[place].split()]
+        return gather_predictions(local, missing, self.world)
 
     def _run_lanes(
         self, eval_set: EvalSet, outputs: dict[int, list[LaneOutputs]], wants_stop: Callable[[], bool]
@@ -245,8 +247,9 @@ class Evaluator:
         eval_set: EvalSet,
         compute: Callable[[TaskLane, Any], T],
         wants_stop: Callable[[], bool] = lambda: False,
+        note: Callable[[LaneBatch], None] = lambda _: None,
     ) -> Iterator[tuple[TaskLane, T]]:
-        """Yield for each micro-batch of this process its lane and the result of `compute`."""
+        """Yield for each micro-batch that has samples its lane and the result of `compute`; note all."""
         may_stop_alone = self._gathers or self.reducer is None or not self.reducer.forward_is_collective
         batches = eval_set.batches(
             self.placement.own,
@@ -260,6 +263,7 @@ class Evaluator:
         def lane_of(batch: LaneBatch) -> TaskLane:
             heartbeat.note = (EVALUATION, heartbeat.step, batch.turn.lane)
             heartbeat.evaluated = (heartbeat.evaluated[0] + 1, num_batches or 0)
+            note(batch)
             if may_stop_alone and wants_stop():
                 raise PreemptedError(_STOPPED.format(eval_set.name))
             return self.lanes.evaluation_lane(batch)

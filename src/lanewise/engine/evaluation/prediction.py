@@ -1,6 +1,6 @@
 """The outputs of a micro-batch as predictions, one for each sample, which may travel to rank 0."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ import torch
 from lanewise.errors import TaskError
 from lanewise.processes.device.nested import map_leaves, plain, structure, tensors_in
 from lanewise.processes.world.encode import TensorTable, encode
+from lanewise.processes.world.world import World
 
 
 class Prediction(NamedTuple):
@@ -74,6 +75,40 @@ def put_into(containers: Mapping[str, Any], outputs: Prediction) -> Prediction:
     map_leaves(leaves.append, outputs.values, _is_leaf)
     rest = iter(leaves)
     return outputs._replace(values=map_leaves(lambda _: next(rest), containers[outputs.form], _is_leaf))
+
+
+def gather_predictions(
+    local: Mapping[tuple[int, int], Prediction],
+    missing: Mapping[tuple[int, int], Sequence[int]],
+    world: World,
+) -> list[Any]:
+    """Return on rank 0 the outputs of each sample, None where it is missing. Collective.
+
+    Args:
+        local: those of this process, by what micro-batches are sorted by.
+        missing: the places of missing samples in their micro-batch, likewise.
+        world: the processes.
+
+    Returns:
+        The outputs of all processes; an empty list on other ranks.
+
+    Raises:
+        TaskError: as `put_into`.
+    """
+    sent = [(place, made.num_samples, made.form, plain(made.values)) for place, made in local.items()]
+    gathered = world.gather_tree((sent, list(missing.items())))
+    if gathered is None:
+        return []
+    containers = {made.form: made.values for made in local.values()}
+    outputs = {place: made.split() for place, made in local.items()}
+    for of_rank, _ in gathered[1:]:
+        for place, *parts in of_rank:
+            outputs[tuple(place)] = put_into(containers, Prediction(*parts)).split()
+    for _, of_rank in gathered:
+        for place, numbers in of_rank:
+            for number in numbers:  # which ascend
+                outputs.setdefault(tuple(place), []).insert(number, None)
+    return [output for place in sorted(outputs) for output in outputs[place]]
 
 
 def _is_leaf(value: Any) -> bool:

@@ -21,6 +21,7 @@ from lanewise.config import (
     DataConfig,
     DistributedConfig,
     Equality,
+    MissingName,
     PrecisionName,
     pin_environment,
 )
@@ -177,6 +178,7 @@ class Lanes:
         sample_lengths: Any = None,
         sample_weights: Any = None,
         shuffle_buffer: int = 0,
+        missing: MissingName = "error",
         drop_last: bool = False,
         first_step: int = 0,
         data_changes: bool = False,
@@ -196,6 +198,7 @@ class Lanes:
             sample_lengths: the number of tokens of each sample, for the order bucketed.
             sample_weights: the weight of each sample, for the order weighted.
             shuffle_buffer: how many samples of each lane of a stream are held at once and shuffled.
+            missing: what a sample is for which the dataset returns None: an error, or left out (`skip`).
             drop_last: whether to drop the partial last step of an epoch instead of weighting it; of a stream,
                 all steps that some lane cannot fill.
             first_step: the step with which to begin, also in the middle of an epoch; earlier ones are not
@@ -213,7 +216,9 @@ class Lanes:
         inputs = dataset, collate, self._seed, self._batch
         loader = build_source(
             *inputs,
-            DataConfig(num_workers=num_workers, shuffle_buffer=shuffle_buffer, drop_last=drop_last),
+            DataConfig(
+                num_workers=num_workers, shuffle_buffer=shuffle_buffer, missing=missing, drop_last=drop_last
+            ),
             self._world,
             self._placement,
             order=None if order is None else OrderChoice.of(order),
@@ -231,6 +236,7 @@ class Lanes:
         *metrics: "Metric",
         collate: Collate = default_collate,
         num_workers: int = 0,
+        missing: MissingName = "error",
     ) -> Iterator[Any]:
         """Yield the micro-batches of this process's share of a dataset or a stream, each sample exactly once.
 
@@ -258,6 +264,7 @@ class Lanes:
                 samples_per_lane=self._batch.micro_batch_size,
                 world=self._world,
                 placement=self._placement,
+                missing=missing,
             )
             for batch in eval_set.batches(self._placement.own, self.device, num_workers=num_workers):
                 turn = batch.turn
@@ -272,7 +279,8 @@ class Lanes:
         states = ChainMap(*self._world.all_gather_tree(of_lanes.counted))
         if not states:
             raise DataError(
-                f"the eval dataset {eval_set.name} gave no sample. It must give the same each time."
+                f"the eval dataset {eval_set.name} gave no sample. It must give the same each time, "
+                "and not None for each."
             )
         load_merged(named, [states[lane] for lane in sorted(states)])
 

@@ -64,7 +64,7 @@ def _require_other_samples(training: SourceReader, evaluated: SourceReader) -> N
         is_meant = num_trained == len(base) or (num_trained / len(base)) ** num_chosen < _RARE
     if not common.size or is_meant:
         return
-    readers = [LaneReader(data, list, training.seed) for data in (base, other)]
+    readers = [LaneReader(data, list, training.seed, missing=training.missing) for data in (base, other)]
     looked_at = [index.item() for index in common[[0, common.size // 2, -1]]]
     with noting(lambda: f"when samples {looked_at} were read, to see whether two Subsets are of equal data"):
         digests = [digest(*(reader.read(0, (index,)) for index in looked_at)) for reader in readers]

@@ -72,7 +72,6 @@ def build_loader(
     *,
     order: OrderChoice | None = None,
     tables: Tables = MappingProxyType({}),
-    fills_empty: bool = False,
 ) -> LaneLoader:
     """Build the loader that reads the samples of this process's lanes. Collective: every rank must call this.
 
@@ -84,7 +83,6 @@ def build_loader(
         placement: which process carries which lanes.
         order: the order of the samples; None: the default order for the dataset.
         tables: functions that return the tables which an order may need, by name; see `OrderInputs`.
-        fills_empty: see `LaneLoader`.
 
     Raises:
         ConfigError: if an argument of the order is out of its range.
@@ -120,7 +118,6 @@ def build_loader(
         identity={**found._asdict(), "order": choice.spec, "drop_last": data.drop_last},
         num_workers=data.num_workers,
         pin_memory=data.pin_memory and has_streams(world.device),
-        fills_empty=fills_empty,
     )
 
 

@@ -43,7 +43,7 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
         order: the order of the samples, which only a map-style dataset has; None: its default order.
         tables: functions that return the tables which an order may need, by name.
         num_epochs: the epochs of the run; None: it ends after a number of steps.
-        fills_empty: see `LaneLoader` and `StreamLoader`.
+        fills_empty: see `LaneReader` and `StreamLoader`.
 
     Raises:
         ConfigError: if an argument of the order is out of its range, or a key is for the other kind.
@@ -59,7 +59,7 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
                 "lanes.steps, shuffles them in windows."
             )
         cut = StreamCut.of(placement.num_lanes, batch.micro_batch_size, data.shuffle_buffer)
-        of_stream = StreamReader(dataset, collate, seed, cut, placement.own)
+        of_stream = StreamReader(dataset, collate, seed, cut, placement.own, missing=data.missing)
         first_sample = compare_streams(of_stream, world)
         describe_stream(of_stream, data.num_workers, world, placement)
         return StreamLoader(
@@ -77,7 +77,5 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
             f"shuffle_buffer is for streams: got {data.shuffle_buffer} for {name}, which has an index. "
             "Its order says how its samples are shuffled, all of them."
         )
-    reader = LaneReader(dataset, collate, seed)
-    return build_loader(
-        reader, batch, data, world, placement, order=order, tables=tables, fills_empty=fills_empty
-    )
+    reader = LaneReader(dataset, collate, seed, missing=data.missing, fills_empty=fills_empty)
+    return build_loader(reader, batch, data, world, placement, order=order, tables=tables)

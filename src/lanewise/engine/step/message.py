@@ -18,7 +18,7 @@ from lanewise.engine.step.joining import Joined, Joining
 from lanewise.engine.step.parts import NO_PARTS
 from lanewise.engine.step.terms import LaneLoss, require_weight
 from lanewise.engine.step.wire import LaneRow, Term, Told, Votes, start_exchange
-from lanewise.errors import MOST_SHOWN, NonFiniteLossError, TaskError, WorldError, shorten
+from lanewise.errors import MOST_SHOWN, DataError, NonFiniteLossError, TaskError, WorldError, shorten
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import World
 
@@ -147,6 +147,7 @@ class StepMessage:
         self._rows: list[LaneRow] = []
         self._metrics: dict[int, dict[str, Term]] = {}
         self._samples: dict[int, tuple[int, ...]] = {}
+        self._are_all_missing = True
         self.scale = 1.0 if self.loss_scale is None else self.loss_scale.factor
 
     def agree_on_unit(self, weight: float, *, is_of_all: bool = False) -> None:
@@ -174,6 +175,7 @@ class StepMessage:
         if not batch.turn.positions:
             return
         self._samples[lane] = batch.indices
+        self._are_all_missing &= len(batch.missing) == len(batch.indices)
         if loss.metrics:
             self._metrics[lane] = self._known_metrics(loss.metrics)
         if self._metric_names is None or self._joining.is_on or (loss.parts or NO_PARTS) is not NO_PARTS:
@@ -282,9 +284,17 @@ class StepMessage:
     def explain_no_update(self, totals: StepTotals, turn: LaneTurn) -> None:
         """Warn that the step has no weight, or raise NonFiniteLossError if a lane's loss is not finite.
 
-        Collective where a loss is not finite, which all ranks know from the totals.
+        Collective: every rank must call this.
+
+        Raises:
+            DataError: if the dataset gave all samples of the step as None.
         """
         if not totals.weight:
+            if all(self._world.all_gather_tree(self._are_all_missing)):
+                raise DataError(
+                    f"the dataset gave None for all samples of step {turn.step + 1}, such as samples "
+                    f"{shorten(next(iter(self._samples.values()), ()))}. Does its __getitem__ lack a return?"
+                )
             logger.warning("step %d: the global batch has weight 0, so nothing was updated", turn.step + 1)
         if math.isfinite(totals.loss_sum):
             return

@@ -187,7 +187,7 @@ class SharedLoss(LaneLosses):
     def _share_whole(self, outputs: BatchOutputs, turn: LaneTurn) -> dict[int, Share]:
         """Compute the loss on every process; the first lane tells it, and has the gradient of parameters."""
         self._message.common_loss, self._message.common_name = math.nan, self.loss.what
-        if outputs.values is None:
+        if not outputs.rows:
             self._message.agree_on_unit(0.0, is_of_all=True)
             return {}
         set_random_state(batch_loss_seed(self._seed, turn.step))

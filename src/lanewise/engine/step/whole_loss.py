@@ -67,7 +67,7 @@ class TaskLoss:
 
     def parts(self, outputs: BatchOutputs, lanes: range) -> list[tuple[int, slice]]:
         """Return what this process computes of a batch: lanes and the samples whose loss it is."""
-        if outputs.values is None:
+        if outputs.values is None or not outputs.rows:
             return []
         if not self.by_rows:
             return [(min(outputs.rows), slice(0, outputs.num_samples))]

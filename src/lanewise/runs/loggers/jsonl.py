@@ -82,7 +82,7 @@ def cut(path: Path, after_step: int, *, evaluates_first: bool = False) -> None:
                 if line.endswith(b"\n"):
                     damaged.append(number)
                 continue
-            is_evaluation = not columns.keys() & {"train/learning_rate", "data/read_bytes"}
+            is_evaluation = not columns.keys() & {"train/learning_rate", "data/skipped_samples"}
             is_repeated = evaluates_first and is_evaluation and columns["step"] == after_step
             if columns["step"] <= after_step and not is_repeated:
                 kept.write(line if line.endswith(b"\n") else line + b"\n")

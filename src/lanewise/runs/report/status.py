@@ -98,7 +98,7 @@ def read_status(folder: Path) -> RunStatus:
     if step is None and lines:
         step = lines[-1]["step"]
     last_step = count_of(start.get("last_step"))
-    evaluated = [line for line in lines if not line.keys() & {"train/learning_rate", "data/read_bytes"}]
+    evaluated = [line for line in lines if not line.keys() & {"train/learning_rate", "data/skipped_samples"}]
     has_ended = state not in ("running", "finished")
     error = str(events[-1].get("text") or events[-1].get("error") or "") if has_end else ""
     return RunStatus(

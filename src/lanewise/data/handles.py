@@ -1,0 +1,61 @@
+"""Finds the open files and connections of a dataset, which a process must not share with a fork of it."""
+
+import io
+import sqlite3
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from lanewise.errors import DataError
+
+_FOREIGN = (("h5py", "File"), ("lmdb", "Environment"))
+"""Further types of handles, by module and name."""
+
+
+def open_handles(dataset: object) -> Iterator[tuple[str, Any]]:
+    """Yield what is open among the attributes of a dataset, and of datasets in it, with its name."""
+    for name, value in vars(dataset).items() if hasattr(dataset, "__dict__") else ():
+        if isinstance(value, Dataset):
+            yield from open_handles(value)
+        elif isinstance(value, list | tuple):  # as of a ConcatDataset
+            for inner in value:
+                if isinstance(inner, Dataset):
+                    yield from open_handles(inner)
+        elif _is_open(value):
+            yield f"{type(dataset).__name__}.{name}", value
+
+
+def require_own_handles(dataset: object, inherited: Sequence[object]) -> None:
+    """Raise DataError if a dataset still has a handle that it had before this process was forked.
+
+    Args:
+        dataset: after a sample was read of it, for which it may have opened its handles anew.
+        inherited: the handles that were open before.
+    """
+    for name, value in open_handles(dataset):
+        if any(value is other for other in inherited):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise DataError(
+                f"{name}, a {kind}, was opened before the loader workers were forked, and they share its "
+                "place in the file, so that samples can be mixed up or damaged. Open it where a sample is "
+                "read, anew in each process: by os.getpid() (docs/data.md#files-that-stay-open shows how). "
+                "Or load in the training process: data.num_workers 0."
+            )
+
+
+def _is_open(value: Any) -> bool:
+    if isinstance(value, zipfile.ZipFile):
+        return _is_open(value.fp)
+    if isinstance(value, tarfile.TarFile):
+        return _is_open(value.fileobj)
+    if isinstance(value, io.IOBase):
+        is_in_memory = isinstance(value, io.BytesIO | io.StringIO)
+        return not (is_in_memory or value.closed) and value.readable()
+    foreign = (getattr(sys.modules.get(module), name, None) for module, name in _FOREIGN)
+    return isinstance(value, sqlite3.Connection) or any(
+        kind is not None and isinstance(value, kind) and bool(value) for kind in foreign
+    )
