@@ -14,6 +14,7 @@ ALLOWED = {
     "config/distributed.py": ("examples in errors", {"cuda": 3, "mps": 1}),
     "config/optimizer_rules.py": ("where fused optimizers are the default", {"cuda": 1}),
     "config/run.py": ("what AllenNLP calls distributed.devices", {"cuda": 2}),
+    "commands/verify/foreign/program.py": ("how many GPUs an observed program sees", {"cuda": 1}),
     "commands/jobs/launchers.py": ("which devices Ray reserves, as it counts GPUs", {"cuda": 1}),
     "launch/kubernetes.py": ("the cluster's name for Nvidia's GPUs, and how to ask for them", {"cuda": 4}),
     "processes/device/determinism.py": ("tf32 is a format of CUDA's matrix products", {"cuda": 2}),

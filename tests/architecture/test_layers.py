@@ -35,6 +35,8 @@ ROWS = (
     {"cli", "testing", "hugging_face", "lightning"},
     {"__main__"},  # starts cli, and is a row of its own for that reason only
 )
+HAS_TWO_NAMES = "lanewise.commands.verify.foreign.on_path.lanewise_observer"
+"""A package that runs under its last name, where lanewise may not be installed."""
 ENGINE_OFFERS = {
     f"lanewise.engine.{module}"
     for module in (
@@ -182,7 +184,7 @@ def violations(modules: Mapping[str, str]) -> list[str]:
             found.append(f"{module}: has no row in the table")
         for imported in own_imports:
             place = f"{module}:{imported.line}: {imported.target}"
-            if imported.target.startswith("."):
+            if imported.target.startswith(".") and not is_of(module, HAS_TWO_NAMES):
                 found.append(f"{place} is relative; write the whole name")
             elif is_of(imported.target, "lanewise") and (reason := wrong_direction(module, imported)):
                 found.append(f"{place} {reason}")

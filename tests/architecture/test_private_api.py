@@ -214,6 +214,10 @@ FSDP = (
     "what torch's FSDP2 keeps of the parameters that it gathers together",
     "AttributeError under fsdp, at the start or in an evaluation",
 )
+LOADER = (
+    "is where a loader asks its sampler for indices and gives out batches",
+    "AttributeError at the start of a program that `lanewise verify` observes, or samples are not known",
+)
 MESSAGE = (
     "is how torch calls the error whose remedy is shown",
     "the error is shown without the remedy",
@@ -250,6 +254,9 @@ PRIVATE = {
         "reduce/ddp.py", "tells a backward inside of a backward, as a checkpointed block has it", DDP[1]
     ),
     "torch._C._will_engine_execute_node": Private("reduce/ddp.py", *DDP),
+    "torch.utils.data.dataloader._BaseDataLoaderIter": Private(
+        "commands/verify/foreign/on_path/lanewise_observer/hooks.py", *LOADER
+    ),
     "torch._compile._disable_dynamo": Private(
         "engine/transforms/checkpointed.py",
         "is torch.compiler.disable, whose first call takes seconds as it imports the compiler",
@@ -346,6 +353,16 @@ PRIVATE = {
     ),
     "torch.utils.data._utils.worker._worker_info": Private("data/stream.py", "as above", "as above"),
     # torch, of objects
+    "._next_index": Private(
+        "commands/verify/foreign/on_path/lanewise_observer/hooks.py",
+        *LOADER,
+        lambda: resolve("torch.utils.data.dataloader._BaseDataLoaderIter"),
+    ),
+    "._reset": Private(
+        "commands/verify/foreign/on_path/lanewise_observer/hooks.py",
+        *LOADER,
+        lambda: resolve("torch.utils.data.dataloader._BaseDataLoaderIter"),
+    ),
     "._autograd_hook": Private("reduce/ddp.py", *DDP, lambda: dist.Reducer),
     "._backward_hooks": Private(
         "reduce/build.py",

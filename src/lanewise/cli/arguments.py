@@ -78,6 +78,8 @@ class Arguments:
     """Values of the last operand after the first one, where it may be repeated."""
     overrides: list[Override] = field(default_factory=list)
     """The overrides of the configuration, in their order."""
+    program: Sequence[str] | None = None
+    """What follows `--`, where the subcommand takes a program; None where there is no `--`."""
 
     def all_of(self, operand: Argument[T]) -> Sequence[T]:
         """Return the values of an operand that may be repeated."""
@@ -102,6 +104,8 @@ class Command:
     options: tuple[Argument[Any], ...] = ()
     has_overrides: bool = False
     """Whether each further option is a key of the configuration."""
+    takes_program: bool = False
+    """Whether `--` and a program may stand in place of the operands."""
     more_help: Callable[[Arguments], str] = lambda _: ""
     """Writes what `--help` shows below the options."""
 
@@ -119,7 +123,7 @@ def read_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     mistakes: list[str] = []
     operands: list[str] = []
     options = {option.name: option for option in command.options}
-    rest = list(arguments)
+    rest = _before_program(command, arguments, found)
     while rest:
         argument = rest.pop(0)
         if argument in _HELP:
@@ -162,6 +166,15 @@ def read_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     return found
 
 
+def _before_program(command: Command, arguments: Sequence[str], found: Arguments) -> list[str]:
+    """Return the arguments before the program, if one is given, and note the program."""
+    if not command.takes_program or "--" not in arguments:
+        return list(arguments)
+    place = arguments.index("--")
+    found.program = arguments[place + 1 :]
+    return list(arguments[:place])
+
+
 def _hint(command: Command, name: str, value: str | None) -> str:
     """Say what to write in place of an option that the subcommand does not have."""
     if name in _OF_PROGRAMS and command.has_overrides:
@@ -198,7 +211,7 @@ def _read(argument: Argument[Any], text: str, values: dict[Argument[Any], Any]) 
 def _missing(command: Command, operands: Sequence[str], found: Arguments) -> Iterator[str]:
     """Yield which arguments are required and were not given."""
     needed = [operand.name for operand in command.operands if operand.default is REQUIRED]
-    if len(operands) < len(needed):
+    if found.program is None and len(operands) < len(needed):
         yield f"{command.name} needs {' '.join(needed)}: got {' '.join(operands) or 'none'}. Name it."
     for option in command.options:
         if option.default is REQUIRED and option not in found.values:

@@ -23,6 +23,8 @@ def write_usage(command: Command) -> str:
     usage = [f"usage: lanewise {command.name}", *(argument.usage for argument in declared)]
     if command.has_overrides:
         usage.append("[--key.path value ...]")
+    if command.takes_program:
+        usage.append("[-- PROGRAM ...]")
     whole = [part.replace(" ", "\0") for part in usage]  # an option stays beside its value
     return "\n".join(_wrap(" ".join(whole), indent=6, first="")).replace("\0", " ")
 

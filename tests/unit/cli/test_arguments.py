@@ -1,5 +1,6 @@
 """Every command reads its arguments by the same rules, and says of each mistake what is wrong."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_the_order_and_the_equals_sign_are_free(arguments):
     )
     assert (given[CONFIG], given[OTHER], given[RESUME]) == (Path("run.yaml"), "none", True)
     assert (given[DEVICES], given[JSON]) == (2, None)
+
+
+def test_what_follows_two_dashes_is_a_program_where_a_command_takes_one():
+    observes = replace(VERIFY, takes_program=True)
+    given = read_arguments(observes, ["--devices", "2", "--", "python", "train.py", "--devices", "--", "x"])
+    assert given.program == ["python", "train.py", "--devices", "--", "x"]
+    assert given.values == {DEVICES: 2}
+    assert read_arguments(observes, ["run.yaml"]).program is None
 
 
 def test_help_needs_nothing_else():

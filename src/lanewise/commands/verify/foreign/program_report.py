@@ -1,0 +1,97 @@
+"""The report of `lanewise verify -- PROGRAM`: a table, the causes, and one line with the result."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from lanewise.commands.printed import Printed
+from lanewise.commands.verify.diagnose import Finding
+from lanewise.commands.verify.foreign.compare import Comparison
+
+_NOT_COMPARED = {
+    "dropout": "dropout was off, since each process draws its own",
+    "batch normalization": (
+        "batch normalization used its running statistics, since a process takes statistics of its own samples"
+    ),
+    "half precision": "half precision: what differs by less than 3% may be rounding",
+}
+"""What is said of a fact that a process noted."""
+
+
+@dataclass(frozen=True)
+class LayoutReport:
+    """What was found about one number of processes."""
+
+    num_processes: int
+    comparisons: Sequence[Comparison]
+    findings: Sequence[Finding]
+    alone: Sequence[str]
+    """What processes that are left alone do otherwise than one, which may be right."""
+    notes: Sequence[str]
+    untold: str
+    """Why gradients could not be compared; empty where they were."""
+
+
+@dataclass(frozen=True, repr=False)
+class ProgramReport(Printed):
+    """The result of `lanewise verify -- PROGRAM`."""
+
+    command: Sequence[str]
+    num_updates: int
+    layouts: Sequence[LayoutReport]
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether all numbers of processes have the gradients of one, and nothing else was found."""
+        return not any(layout.findings or layout.untold for layout in self.layouts)
+
+    def heading(self) -> str:
+        """Describe what was run."""
+        return (
+            f"{shlex.join(self.command)}: the first {self.num_updates} updates, compared with one process "
+            "that reads the same samples"
+        )
+
+    def table(self) -> Table:
+        """Return a row for each update of each number of processes."""
+        table = Table(box=None, pad_edge=False, collapse_padding=True)
+        for name in ("layout", "update", "factor", "residual", "gradient"):
+            table.add_column(name, no_wrap=True)
+        for layout in self.layouts:
+            name = f"{layout.num_processes} processes"
+            for held in layout.comparisons:
+                same = "same" if held.is_right and held.is_reduced else "differs"
+                table.add_row(name, str(held.number + 1), f"{held.factor:.4f}", f"{held.residual:.1e}", same)
+            if not layout.comparisons:
+                table.add_row(name, "-", "-", "-", "cannot be told")
+        return table
+
+    def lines(self) -> Iterator[str]:
+        """Yield what the table does not show; the last line is the result."""
+        for layout in self.layouts:
+            name = f"{layout.num_processes} processes"
+            if layout.untold:
+                yield f"cannot be told, {name}: {layout.untold}"
+            yield from (f"left alone, {name}: {line}" for line in layout.alone)
+        facts = {fact for layout in self.layouts for fact in layout.notes}
+        yield from (f"note: {text}" for fact, text in _NOT_COMPARED.items() if fact in facts)
+        findings = dict.fromkeys(finding for layout in self.layouts for finding in layout.findings)
+        for finding in findings:
+            yield f"found: {finding.cause}\n  {finding.evidence}\n  {finding.remedy}"
+        if self.is_verified:
+            yield "verified: the gradients are those of one process"
+        elif findings:
+            yield f"not verified: {len(findings)} cause{'s' if len(findings) > 1 else ''} found"
+        else:
+            yield "not verified: it cannot be told"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as values of JSON."""
+        return {
+            "verified": self.is_verified,
+            "command": list(self.command),
+            "layouts": [asdict(layout) for layout in self.layouts],
+        }
