@@ -38,6 +38,8 @@ _MODULES = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "lanewise.hugging_face",
+    "lightning",
+    "lanewise.lightning",
     "pandas",  # which pyarrow imports when it makes the first table
     "pyarrow.pandas_compat",
     "pyarrow.parquet",

@@ -33,6 +33,7 @@ WITHOUT_A_TEST = {
     ),
     "hugging_face": "arguments predictions task trainer weight",
     "launch": "fork_server hello host launcher local",
+    "lightning": "module step task",
     "processes/watch": "heartbeat",
     "reduce": "all_reduce caller fsdp_group passes pending reducer",
     "runs": "callback",

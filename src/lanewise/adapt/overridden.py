@@ -1,6 +1,7 @@
 """What an object has of its own in place of its library's methods, which a run would not call."""
 
 from collections.abc import Iterable
+from inspect import getattr_static
 
 
 def overridden(given: object, base: type, allowed: Iterable[str]) -> list[str]:
@@ -17,5 +18,5 @@ def overridden(given: object, base: type, allowed: Iterable[str]) -> list[str]:
         if not name.startswith("__")
         and name not in allowed
         and (callable(getattr(base, name)) or isinstance(getattr(base, name), property))
-        and (name in vars(given) or getattr(type(given), name) is not getattr(base, name))
+        and (name in vars(given) or getattr_static(type(given), name) is not getattr_static(base, name))
     )

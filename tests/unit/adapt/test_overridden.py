@@ -16,6 +16,9 @@ class Base:
     @staticmethod
     def make(): ...
 
+    @classmethod
+    def load(cls): ...
+
 
 class Own(Base):
     size = 4

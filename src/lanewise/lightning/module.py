@@ -1,0 +1,272 @@
+"""Reads a LightningModule and its loaders, and trains it."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torchmetrics import MeanMetric
+
+from lanewise.adapt.loss import is_random, is_sum_of_parts, looking, rows
+from lanewise.adapt.optimizer import BuiltOptimizer
+from lanewise.adapt.overridden import overridden
+from lanewise.adapt.sections import merged, steps_of
+from lanewise.commands.jobs.api import TrainResult
+from lanewise.commands.jobs.api import train as train_task
+from lanewise.errors import ConfigError, TaskError
+from lanewise.lightning.step import LOGGED, Step, TrainerThere, prepared
+from lanewise.lightning.task import ModuleParts, ModuleTask, loss_of
+from lanewise.processes.world.environment import require_no_world
+from lanewise.runs.checkpoint.model_file import load_model
+from lanewise.task import Loss
+
+if TYPE_CHECKING:
+    from lanewise.runs.callback import Callback
+
+_MAY_OVERRIDE = {
+    *dir(nn.Module),
+    *(
+        "training_step",
+        "validation_step",
+        "test_step",
+        "predict_step",
+        "configure_optimizers",
+        "prepare_data",
+    ),
+    *("setup", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
+    *("on_before_batch_transfer", "on_after_batch_transfer"),
+}
+_OF_DATA = {
+    "prepare_data",
+    "setup",
+    "train_dataloader",
+    "val_dataloader",
+    "test_dataloader",
+    "predict_dataloader",
+}
+_MAX_SAMPLES = 8
+_NUM_BATCHES = 4
+
+
+def train(
+    module: nn.Module,
+    data: Any,
+    val_dataloader: "DataLoader[Any] | None" = None,
+    *,
+    callbacks: "Sequence[Callback]" = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    **sections: Any,
+) -> TrainResult:
+    """Train a LightningModule in fresh processes. Afterwards it has the trained weights.
+
+        lanewise.lightning.train(
+            module, datamodule, batch={"global_batch_size": 64}, train={"epochs": 3, "run_dir": "runs/points"}
+        )
+
+    Args:
+        module: with automatic optimization, and one optimizer.
+        data: a LightningDataModule, or the DataLoader for training. Its batch size is that of a micro-batch.
+        val_dataloader: beside a DataLoader, the one for validation.
+        callbacks: observe the run on rank 0, in its process.
+        resume: see `lanewise.train`.
+        overwrite: see `lanewise.train`.
+        sections: of the configuration, as `lanewise.train` takes them: what a Lightning Trainer would be
+            told, and what takes the place of what was read.
+
+    Raises:
+        ConfigError: lists all that the module asks for and a run does not do; or torchrun started this
+            process.
+        TaskError: the loss is no mean over the samples of a micro-batch, and no `Loss`.
+        LanewiseError: what the first failing process raised.
+    """
+    require_no_world("lanewise.lightning.train starts its own processes")
+    run = read(module, data, val_dataloader, **sections)
+    result = train_task(**run, callbacks=callbacks, resume=resume, overwrite=overwrite)
+    load_model(module, result.model_file)
+    return result
+
+
+def read(
+    module: nn.Module, data: Any, val_dataloader: "DataLoader[Any] | None" = None, **given: Any
+) -> dict[str, Any]:
+    """Return what `lanewise.train` and `lanewise.verify` need to train a LightningModule.
+
+    For the proof: `lanewise.verify(**lanewise.lightning.read(module, datamodule, ...), devices=(1, 2, 3))`.
+
+    Args:
+        module: see `train`.
+        data: see `train`.
+        val_dataloader: see `train`.
+        given: sections; see `train`.
+
+    Returns:
+        The task and the sections, by the names of their arguments.
+
+    Raises:
+        ConfigError: see `train`.
+        TaskError: see `train`.
+    """
+    if mistakes := list(_refusals(module, data, given)):
+        raise ConfigError(*mistakes)
+    loader, validation = _loaders(module, data, val_dataloader)
+    size = loader.batch_size
+    read_ = {
+        "batch": {"global_batch_size": size, "micro_batch_size": size},
+        "train": {},
+        "data": {"num_workers": loader.num_workers, "drop_last": loader.drop_last},
+    }
+    if isinstance(loader.sampler, SequentialSampler):
+        read_["data"]["order"] = "sequential"
+    sections = merged(read_, given)
+    per_epoch, num_steps = steps_of(sections, len(loader.dataset))
+    length = sections["train"]
+    known = {"max_epochs": length.get("epochs"), "max_steps": length.get("max_steps") or -1}
+    there: Any = module
+    there.trainer = TrainerThere(
+        **known, estimated_stepping_batches=num_steps, num_training_batches=per_epoch
+    )
+    try:
+        optimizer, scheduler, steps_per_value = _optimizer_of(there.configure_optimizers(), per_epoch)
+    finally:
+        there.trainer = None
+    parts = ModuleParts(
+        module=copy.deepcopy(module).cpu(),
+        trainer=TrainerThere(**known),
+        train_dataset=loader.dataset,
+        eval_datasets={} if validation is None else {"val": validation.dataset},
+        collate=loader.collate_fn,
+        optimizer=BuiltOptimizer(optimizer, scheduler, module, steps_per_value),
+        metrics={},
+    )
+    _look(parts, min(size, _MAX_SAMPLES))
+    return {"task": ModuleTask(parts), **merged({**sections, **parts.optimizer.sections}, given)}
+
+
+def _refusals(module: Any, data: Any, given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a module asks for and a run does not do."""
+    name = type(module).__name__
+    base = _base(module, "LightningModule")
+    if base is None:
+        yield f"the module must be a LightningModule: got a {name}. Write a Task for another module."
+        return
+    if not module.automatic_optimization:
+        yield (
+            f"{name} has automatic_optimization=False, as a GAN, and steps its optimizers by itself. Train "
+            "it in a loop of your own: lanewise.Lanes."
+        )
+    if own := overridden(module, base, _MAY_OVERRIDE):
+        yield f"{name} overrides {', '.join(own)}, which nothing here calls. Write a Task."
+    of_data = _base(data, "LightningDataModule")
+    if of_data is not None and (own := overridden(data, of_data, _OF_DATA)):
+        yield f"{type(data).__name__} overrides {', '.join(own)}, which nothing here calls. Write a Task."
+    if of_data is None and not isinstance(data, DataLoader):
+        yield f"the data must be a LightningDataModule or a DataLoader: got a {type(data).__name__}."
+    if not {"epochs", "max_steps"} & given.get("train", {}).keys():
+        yield 'train must say how long to train: give train={"epochs": 3, "run_dir": "runs/first"}.'
+
+
+def _base(given: object, name: str) -> Any:
+    """Return Lightning's class of a name from which an object is derived; None where it is not."""
+    return next((cls for cls in type(given).__mro__ if cls.__name__ == name), None)
+
+
+def _loaders(module: Any, data: Any, val_dataloader: Any) -> tuple[Any, Any]:
+    """Return the loaders for training and for validation; None where nothing is validated."""
+    loader = data
+    if not isinstance(data, DataLoader):
+        data.prepare_data()
+        data.setup("fit")
+        loader = data.train_dataloader()
+        if type(data).val_dataloader is not _base(data, "LightningDataModule").val_dataloader:
+            val_dataloader = data.val_dataloader()
+    module.prepare_data()
+    module.setup("fit")
+    if type(module).validation_step is _base(module, "LightningModule").validation_step:
+        val_dataloader = None
+    loader = _checked(loader, "training")
+    sampler: Any = loader.sampler
+    is_whole = isinstance(sampler, SequentialSampler) or (
+        type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset)
+    )
+    if not is_whole or type(loader.batch_sampler) is not BatchSampler:
+        raise ConfigError(
+            f"the training loader has a {type(sampler).__name__} in a {type(loader.batch_sampler).__name__}. "
+            'Use shuffle=True or False, and for another order data={"order": ...}.'
+        )
+    return loader, None if val_dataloader is None else _checked(val_dataloader, "validation")
+
+
+def _checked(loader: Any, name: str) -> Any:
+    """Return the only loader that there is; raise ConfigError if there are more, or it has no dataset."""
+    found = loader[0] if isinstance(loader, list | tuple) and len(loader) == 1 else loader
+    if not isinstance(found, DataLoader) or isinstance(found.dataset, IterableDataset):
+        raise ConfigError(
+            f"the {name} data must be one DataLoader of a dataset with an index: got a "
+            f"{type(found).__name__}. Write a Task, which takes streams and several datasets."
+        )
+    return found
+
+
+def _optimizer_of(returned: Any, per_epoch: float) -> tuple[Optimizer, Any, int]:
+    """Return the optimizer and the scheduler that configure_optimizers returned, and how often that steps."""
+    optimizers: Any = returned
+    schedulers: Any = []
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], list | tuple):
+        optimizers, schedulers = returned
+    (found, *others) = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
+    if isinstance(found, Mapping):
+        schedulers = [found["lr_scheduler"]] if "lr_scheduler" in found else []
+        found = found["optimizer"]
+    if others or len(schedulers) > 1 or not isinstance(found, Optimizer):
+        raise ConfigError(
+            "configure_optimizers must return one optimizer, and at most one scheduler: got "
+            f"{returned!r:.60}. Train several in a loop of your own: lanewise.Lanes."
+        )
+    (scheduler,) = schedulers or [None]
+    options = scheduler if isinstance(scheduler, Mapping) else {"scheduler": scheduler}
+    every = options.get("frequency", 1) * (
+        int(per_epoch) if options.get("interval", "epoch") == "epoch" else 1
+    )
+    return found, options["scheduler"], every
+
+
+def _look(parts: ModuleParts, num_samples: int) -> None:
+    """Look at the first micro-batches: is the loss a mean over samples, and what does validation log."""
+    module = prepared(parts.module, parts.trainer)
+
+    def step(data: Any, of_samples: int, kind: Step = Step.TRAINING, seed: int = 0) -> Any:
+        torch.manual_seed(seed)
+        return module(kind, data, of_samples)
+
+    def loss(data: Any, of_samples: int, seed: int = 0) -> float:
+        found = loss_of(step(data, of_samples, seed=seed).returned, of_samples)
+        return 0.0 if found is None else float(found.sum)
+
+    dataset = parts.train_dataset
+    with looking(module):
+        for start in range(0, min(len(dataset), _NUM_BATCHES * num_samples), num_samples):
+            samples = [dataset[index] for index in range(start, min(start + num_samples, len(dataset)))]
+            data, size = parts.collate(samples), len(samples)
+            returned = step(data, size).returned
+            if isinstance(returned["loss"] if isinstance(returned, Mapping) else returned, Loss):
+                break
+            whole = loss(data, size)
+            if is_random(lambda seed, data=data, size=size: loss(data, size, seed)):  # type: ignore[misc]
+                raise TaskError(f"training_step draws random numbers in evaluation mode. {_REMEDY}")
+            single = [loss(rows(data, size, row), 1) for row in range(size)]
+            if not is_sum_of_parts(whole, single):
+                raise TaskError(
+                    f"the loss of training_step is {whole / size:g} for {size} samples and on average "
+                    f"{sum(single) / size:g} for one of them: it is no mean over samples. {_REMEDY}"
+                )
+        for dataset in parts.eval_datasets.values():
+            samples = [dataset[index] for index in range(min(num_samples, len(dataset)))]
+            stepped = step(parts.collate(samples), len(samples), Step.VALIDATION)
+            parts.metrics = {name: MeanMetric() for name in stepped.values} | getattr(module, LOGGED)
+
+
+_REMEDY = "Return lanewise.Loss(sum, weight), or Loss.mean(value, weight)."

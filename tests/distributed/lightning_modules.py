@@ -1,0 +1,232 @@
+"""LightningModules in the style of public examples, for the processes of their tests to import."""
+
+import warnings
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanSquaredError
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+import lanewise
+from lanewise.errors import LanewiseError
+from lanewise.lightning import read, train
+
+NUM_SAMPLES = 22
+
+
+class Points(lightning.LightningDataModule):
+    """Points of three classes, and sequences of tokens."""
+
+    def setup(self, stage: str) -> None:
+        generator = torch.Generator().manual_seed(1)
+        points = torch.randn(NUM_SAMPLES + 9, 6, generator=generator)
+        tokens = torch.randint(0, 20, (NUM_SAMPLES + 9, 7), generator=generator)
+        samples = (points, points[:, :3].argmax(1), tokens)
+        self.train = TensorDataset(*(part[:NUM_SAMPLES] for part in samples))
+        self.val = TensorDataset(*(part[NUM_SAMPLES:] for part in samples))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, batch_size=4)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.val, batch_size=4)
+
+
+class Autoencoder(lightning.LightningModule):
+    """As on Lightning's first page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.decoder = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 6))
+        self.error = MeanSquaredError()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        points = batch[0]
+        loss = F.mse_loss(self.decoder(self.encoder(points)), points)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.error(self.decoder(self.encoder(batch[0])), batch[0])
+        self.log("val_error", self.error)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+class Classifier(lightning.LightningModule):
+    """Has a schedule of epochs, metrics of several kinds, and a forward of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+        self.train_accuracy = MulticlassAccuracy(3, average="micro")
+        self.f1 = MulticlassF1Score(3)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        return self.net(points)
+
+    def training_step(self, batch: Any) -> dict[str, torch.Tensor]:
+        logits = self(batch[0])
+        self.train_accuracy(logits, batch[1])
+        loss = F.cross_entropy(logits, batch[1])
+        self.log_dict({"train_accuracy": self.train_accuracy, "loss": loss}, prog_bar=True)
+        return {"loss": loss}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        logits = self(batch[0])
+        self.f1.update(logits, batch[1])
+        self.log("val_f1", self.f1, on_epoch=True)
+        loss = F.cross_entropy(logits, batch[1])
+        self.log("val_loss", loss, sync_dist=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)]
+
+
+class Transformer(lightning.LightningModule):
+    """Predicts the next token, with weight decay by groups and a schedule of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 20)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch[2]
+
+    def training_step(self, tokens: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1] - 1)
+        hidden = self.block(self.embedding(tokens[:, :-1]), src_mask=mask, is_causal=True)
+        loss = F.cross_entropy(self.head(hidden).flatten(0, 1), tokens[:, 1:].flatten())
+        self.log("train_loss", loss, batch_size=len(tokens))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        decayed = [self.embedding.weight, self.head.weight]
+        others = [*self.block.parameters(), self.head.bias]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-2)
+        steps = self.trainer.estimated_stepping_batches
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+CASES = {"autoencoder": Autoencoder, "classifier": Classifier, "transformer": Transformer}
+
+
+def build(case: str) -> lightning.LightningModule:
+    """Return the module of a case."""
+    torch.manual_seed(0)
+    return CASES[case]()
+
+
+def run_of(case: str, **given: Any) -> dict[str, Any]:
+    """Return what lanewise reads."""
+    return read(build(case), Points(), **given)
+
+
+class Losses(Callback):
+    """Notes the loss of each step, as the library computes it."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+        self.losses.append(float(outputs["loss"]))
+
+
+def trainer_of_the_library(**options: Any) -> lightning.Trainer:
+    """Return a trainer on one device."""
+    warnings.simplefilter("ignore")  # what it recommends is not ours to mend
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return lightning.Trainer(accelerator="cpu", devices=1, enable_model_summary=False, **quiet, **options)
+
+
+def losses_of_the_library(case: str, max_steps: int) -> list[float]:
+    """Train by the library on one device."""
+    noted = Losses()
+    trainer_of_the_library(callbacks=[noted], max_steps=max_steps).fit(build(case), Points())
+    return noted.losses
+
+
+def train_and_use(world: Any, devices: int, run_dir: str) -> dict[str, Any]:
+    """Train from end to end, and evaluate by the library what the module has then."""
+    module = build("classifier")
+    result = train(
+        module,
+        Points(),
+        batch={"global_batch_size": 12},
+        train={"epochs": 2, "run_dir": run_dir},
+        distributed={"devices": devices, "equality": "exact"},
+    )
+    (theirs,) = trainer_of_the_library().validate(module, Points(), verbose=False)
+    weights = {name: value.tolist() for name, value in module.state_dict().items()}
+    return {"ours": dict(result.evaluation), "theirs": theirs, "weights": weights}
+
+
+class Adversarial(Autoencoder):
+    """Steps two optimizers by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def on_train_epoch_end(self) -> None: ...
+
+
+class TwoOptimizers(Autoencoder):
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(part.parameters(), 0.1) for part in (self.encoder, self.decoder)]
+
+
+class TokenMean(Transformer):
+    """Its mean is over tokens, of which a sample has some."""
+
+    def training_step(self, tokens: torch.Tensor, batch_idx: int) -> Any:
+        targets = tokens.where(tokens % 4 > 0, -100)
+        return F.cross_entropy(self.head(self.embedding(tokens)).flatten(0, 1), targets.flatten())
+
+
+class Weighted(TokenMean):
+    """Says so."""
+
+    def training_step(self, tokens: torch.Tensor, batch_idx: int) -> Any:
+        return lanewise.Loss.mean(super().training_step(tokens, batch_idx), (tokens % 4 > 0).sum())
+
+
+class Indexed(Autoencoder):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch, batch_idx) * (1 if batch_idx % 2 else 2)
+
+
+class Annealed(Autoencoder):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch, batch_idx) * (1 + self.current_epoch)
+
+
+class Noisy(Autoencoder):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step([batch[0] + torch.randn_like(batch[0])], batch_idx)
+
+
+def what_is_said(world: Any) -> dict[str, str]:
+    """Return what is said of modules that cannot be trained, by their names; empty of those that can."""
+    said = {}
+    for cls in (Adversarial, TwoOptimizers, TokenMean, Weighted, Indexed, Annealed, Noisy):
+        try:
+            read(cls(), Points(), train={"epochs": 1, "run_dir": "unused"})
+            said[cls.__name__] = ""
+        except LanewiseError as error:
+            said[cls.__name__] = str(error)
+    return said

@@ -1,0 +1,78 @@
+"""LightningModules, read by lanewise.lightning: against the library, and on 1 to 3 processes."""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import cloudpickle
+import pytest
+
+from lanewise.testing import run_distributed
+from tests.distributed.test_trainers import train_run, train_runs
+
+pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="not installed: lightning")
+MODULES = "tests.distributed.lightning_modules"
+"""Which the processes import."""
+CASES = ("autoencoder", "classifier", "transformer")
+
+
+def call(name, *args):
+    """Call a function of that module in a new process."""
+    return run_distributed(called, 1, name, args)[0]
+
+
+def called(world, name, args):
+    return getattr(import_module(MODULES), name)(world, *args)
+
+
+def compare_with_the_library(world, max_steps):
+    from tests.distributed.lightning_modules import losses_of_the_library, run_of
+
+    given = {"train": {"max_steps": max_steps, "run_dir": "unused"}}
+    ours = [train_run(world, cloudpickle.dumps(run_of(case, **given)))[0] for case in CASES]
+    return [
+        (losses_of_the_library(case, max_steps), losses) for case, losses in zip(CASES, ours, strict=True)
+    ]
+
+
+def read_runs(world):
+    from tests.distributed.lightning_modules import run_of
+
+    given = {"train": {"epochs": 2, "run_dir": "unused"}, "batch": {"global_batch_size": 12}}
+    return [cloudpickle.dumps(run_of(case, **given)) for case in CASES]
+
+
+def test_the_loss_is_that_of_the_library_for_fifty_steps():
+    (compared,) = run_distributed(compare_with_the_library, 1, 50)
+    for case, (theirs, ours) in zip(CASES, compared, strict=True):
+        assert len(theirs) == 50, case
+        assert ours == pytest.approx(theirs, rel=2e-5), case
+        assert theirs[-1] < theirs[0], case
+
+
+def test_one_to_three_processes_give_the_same_bytes():
+    (runs,) = run_distributed(read_runs, 1)
+    (alone,) = run_distributed(train_runs, 1, runs)
+    for world_size in (2, 3):
+        for result in run_distributed(train_runs, world_size, runs):
+            assert result == alone
+
+
+def test_a_run_validates_as_the_library_does(tmp_path):
+    one, two = (call("train_and_use", devices, str(tmp_path / str(devices))) for devices in (1, 2))
+    assert one == two
+    ours = {name.removeprefix("val/"): value for name, value in one["ours"].items()}
+    assert ours["loss"] == pytest.approx(ours["val_loss"])
+    del ours["loss"]
+    assert ours == pytest.approx(one["theirs"])
+
+
+def test_what_a_run_does_not_do_is_refused_by_name():
+    said = call("what_is_said")
+    assert "Adversarial has automatic_optimization=False, as a GAN" in said["Adversarial"]
+    assert "Adversarial overrides on_train_epoch_end, which nothing here calls" in said["Adversarial"]
+    assert "must return one optimizer, and at most one scheduler" in said["TwoOptimizers"]
+    assert "it is no mean over samples. Return lanewise.Loss(sum, weight)" in said["TokenMean"]
+    assert said["Weighted"] == ""
+    assert "uses batch_idx, which depends on the number of devices" in said["Indexed"]
+    assert "asks for trainer.current_epoch, which nothing here has" in said["Annealed"]
+    assert "training_step draws random numbers in evaluation mode" in said["Noisy"]
