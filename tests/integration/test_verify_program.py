@@ -57,6 +57,7 @@ RIGHT = [
     ("plain", "", ("--fault", "averaged")),
     ("plain", "", ("--fault", "needs_torchrun")),
     ("plain", "", ("--fault", "subset")),
+    ("plain", "", ("--fault", "compiled")),
     ("plain", "", ("--fault", "sliced")),
     ("with_accelerate", "", ("--accumulate", "2")),
     ("with_lightning", "", ("--accumulate", "2")),

@@ -85,6 +85,8 @@ if world_size > 1 and given.fault == "fsdp":
     fully_shard(module)
 elif world_size > 1 and given.fault not in ("added", "averaged"):
     model = DistributedDataParallel(module)
+if given.fault == "compiled":  # which is right; no compiler is needed to trace it
+    model = torch.compile(model, backend="eager")
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 if world_size > 1 and given.fault == "zero":
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)

@@ -46,7 +46,7 @@ _PATIENCE_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Program:
+class ObservedProgram:
     """A program, and how it is observed.
 
     Args:
@@ -153,7 +153,7 @@ class Program:
             finally:
                 _end(process)
         noted = [torch.load(file, weights_only=True) for file in files if file.exists()]
-        if (folder / "unmatched").exists():
+        if noted and (folder / "unmatched").exists():
             noted[0]["notes"].append("collate")
         is_whole = len(noted) == num_processes and (
             process.returncode == 0 or all(of_rank["is_complete"] for of_rank in noted)
@@ -163,11 +163,12 @@ class Program:
         written = _ENDED_BY_TORCHRUN.split(log.read_text(encoding="utf-8", errors="replace"))[0]
         lines = written.splitlines()[-_LINES_OF_OUTPUT:]
         what = f"{num_processes} process{'es' if num_processes > 1 else ''} of the program ended"
-        seen = f"{len(noted)} of them had seen enough" if noted else "no update of an optimizer was seen"
-        hint = "" if noted or process.returncode else "; python -E and -I hide the observer. Leave them out"
-        return [], "\n  ".join(
-            [f"{what} with code {process.returncode}, and {seen}{hint}. It wrote last:", *lines]
+        seen = (
+            f"{len(noted)} of them had seen enough. Do ranks differ in their updates, or evaluate alone?"
+            if noted
+            else "no update of an optimizer was seen; python -E and -I hide the observer."
         )
+        return [], "\n  ".join([f"{what} with code {process.returncode}, and {seen} It wrote last:", *lines])
 
 
 def _wait(process: "subprocess.Popen[bytes]", files: Sequence[Path]) -> None:

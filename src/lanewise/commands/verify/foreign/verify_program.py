@@ -12,7 +12,7 @@ from lanewise.commands.verify.foreign.compare import (
     find_cause,
     write_replay,
 )
-from lanewise.commands.verify.foreign.program import Noted, Program
+from lanewise.commands.verify.foreign.program import Noted, ObservedProgram
 from lanewise.commands.verify.foreign.program_report import LayoutReport, ProgramReport
 from lanewise.errors import ConfigError
 from lanewise.launch.scratch import temporary_folder
@@ -29,10 +29,10 @@ def verify_program(
     """Compare the gradients of a program on several processes with those on one which reads the same samples.
 
     Args:
-        command: the program; see `Program`.
+        command: the program; see `ObservedProgram`.
         devices: numbers of processes.
         num_updates: the updates to compare.
-        until: what to observe; see `Program`.
+        until: what to observe; see `ObservedProgram`.
         show: told what is being run.
 
     Raises:
@@ -45,7 +45,7 @@ def verify_program(
             "verify compares with one process: got --devices 1. Name another number of processes, as 1,2."
         )
     with temporary_folder() as folder:
-        program = Program(command, folder, num_updates, until)
+        program = ObservedProgram(command, folder, num_updates, until)
         for count in counts:
             program.arguments(count, folder)  # raises before anything is run
         show("1 process")
@@ -59,7 +59,7 @@ def verify_program(
     return ProgramReport(command, num_updates, layouts)
 
 
-def _compare(program: Program, ranks: Sequence[Noted], alone: Noted, replay: Path) -> LayoutReport:
+def _compare(program: ObservedProgram, ranks: Sequence[Noted], alone: Noted, replay: Path) -> LayoutReport:
     """Compare what some ranks noted with one process that reads the same."""
     comparisons: list[Comparison] = []
     findings: list[Finding] = []

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
-from .reading import Pass, counts_of, digest, random_states
+from .reading import LoaderPass, counts_of, digest, random_states
 
 REFUSED_MODULES = {
     "FullyShardedDataParallel": "FSDP",
@@ -57,7 +57,7 @@ class Observer:
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.replay: dict[str, Any] = torch.load(told["replay"], weights_only=True) if told["replay"] else {}
         self.updates: list[dict[str, Any]] = []
-        self.passes: list[Pass] = []
+        self.passes: list[LoaderPass] = []
         self.notes: set[str] = set()
         self.refused: set[str] = set()
         self._optimizers: list[Optimizer] = []
@@ -69,7 +69,7 @@ class Observer:
         """This rank's own gradients, before they were reduced, by parameter."""
         self._num_backwards = 0
         self.is_in_backward = False
-        self._current: Pass | None = None
+        self._current: LoaderPass | None = None
         """The pass that gave out the last batch."""
         self._depth = 0
         self._states = ""
@@ -225,10 +225,10 @@ class Observer:
         if getattr(iterator, "lanewise_pass", None) is not None and not iterator.lanewise_pass.indices:
             return  # which is told of its first pass twice, where other processes read for the loader
         is_stream = loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset)
-        iterator.lanewise_pass = Pass(loader.dataset, is_stream, len(self.updates))
+        iterator.lanewise_pass = LoaderPass(loader.dataset, is_stream, len(self.updates))
         self.passes.append(iterator.lanewise_pass)
 
-    def next_index(self, held: Pass, following: Callable[[], Any]) -> Any:
+    def next_index(self, held: LoaderPass, following: Callable[[], Any]) -> Any:
         """Return what to read next: what the sampler says, or what the other processes read."""
         number = next(number for number, known in enumerate(self.passes) if known is held)
         batches = self.replay.get("passes", {}).get(number)
@@ -241,7 +241,7 @@ class Observer:
         held.indices.append(index)
         return index
 
-    def places_in(self, held: Pass, samples: list[Any]) -> list[Any]:
+    def places_in(self, held: LoaderPass, samples: list[Any]) -> list[Any]:
         """Return the indices of samples in the dataset of a pass."""
         places = held.places(is_by_content=self.replay["is_by_content"])
         missing = [sample for sample in samples if sample not in places]
@@ -249,14 +249,14 @@ class Observer:
             self.refuse("samples that other processes read and the dataset of one process does not have")
         return [places[sample] for sample in samples if sample in places]
 
-    def take(self, held: Pass, batch: Any) -> None:
+    def take(self, held: LoaderPass, batch: Any) -> None:
         """Note that a batch was given out."""
         held.num_taken += 1
         self._current = held
         if self.keeps_gradients:
             held.counts.append(counts_of(batch))
 
-    def end_pass(self, held: Pass) -> None:
+    def end_pass(self, held: LoaderPass) -> None:
         """Note that a loader has no more batches."""
         held.is_ended = True
         if not held.is_training:  # what it interrupted goes on, maybe with a batch that was read before

@@ -160,7 +160,7 @@ def counts_of(batch: Any) -> dict[str, int]:
 
 
 @dataclass
-class Pass:
+class LoaderPass:
     """A pass over a loader."""
 
     dataset: Any

@@ -5,7 +5,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from lanewise.commands.verify.foreign.on_path.lanewise_observer.reading import (
     Collate,
-    Pass,
+    LoaderPass,
     SameDraws,
     counts_of,
     digest,
@@ -72,16 +72,16 @@ def test_targets_are_counted():
 
 def test_samples_of_subsets_are_known_by_their_place_in_the_whole_dataset():
     data = TensorDataset(torch.arange(10))
-    held = Pass(Subset(Subset(data, range(2, 9)), [3, 0, 4]), False, 0)
+    held = LoaderPass(Subset(Subset(data, range(2, 9)), [3, 0, 4]), False, 0)
     assert [held.resolve(index) for index in range(3)] == [5, 2, 6]
     assert held.places(is_by_content=False) == {5: 0, 2: 1, 6: 2}
-    other = Pass(TensorDataset(torch.arange(5, 7)), False, 0)
+    other = LoaderPass(TensorDataset(torch.arange(5, 7)), False, 0)
     assert other.places(is_by_content=True)[held.digest(0)] == 0
-    assert held.look_like() == Pass(data, False, 0).look_like() != other.look_like()
+    assert held.look_like() == LoaderPass(data, False, 0).look_like() != other.look_like()
 
 
 def test_what_was_asked_for_and_not_given_out_does_not_count():
-    held = Pass(TensorDataset(torch.arange(10)), False, 0, [[1, 2], [3, 4]], num_taken=1)
+    held = LoaderPass(TensorDataset(torch.arange(10)), False, 0, [[1, 2], [3, 4]], num_taken=1)
     assert held.note()["samples"] == [[1, 2]]
 
 
