@@ -109,7 +109,7 @@ class Job(ABC):
             raise ConfigError(
                 f"distributed.devices contradicts the launcher: got {distributed.num_devices}, and "
                 f"{environment.local_world_size} processes were started on this machine. "
-                "Leave the key out under a launcher."
+                "Under a launcher leave the key out, or give --distributed.devices null."
             )
         num_devices = distributed.num_devices or environment.local_world_size
         num_workplaces = num_devices if distributed.is_one_process else environment.world_size
