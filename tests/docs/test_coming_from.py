@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -34,8 +35,8 @@ THEIR_SCRIPTS = sorted(CODE.glob("*_theirs.py"))
 OF_ARTICLES = ("nanogpt_theirs", "spawn_theirs")
 """Those that test_articles.py runs, with what they need."""
 
-# What a script needs besides torch. Where it is missing, the script is only parsed; so it is with the
-# development dependencies alone. apex.amp was removed from apex, and allennlp needs an older torch.
+# What a script needs besides torch. Where it is missing, the script is only parsed. apex.amp was removed from
+# apex, and allennlp needs an older torch.
 THEIR_LIBRARIES = {
     "accelerate_theirs": ("accelerate",),
     "allennlp_theirs": ("allennlp",),
@@ -110,6 +111,28 @@ def test_our_config_leaves_the_same_weights_on_one_and_on_two_processes(tmp_path
     assert run_config(config, tmp_path / "two", devices=2) == alone(config)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "run_dir", "library"),
+    [("hf_trainer_ours", "output", "accelerate"), ("lightning_module_ours", "runs/points", "lightning")],
+)
+def test_an_object_of_their_library_leaves_the_same_weights_on_one_and_on_two_processes(
+    tmp_path, name, run_dir, library
+):
+    if not is_installed(library):
+        pytest.skip(f"not installed: {library}")
+    found = []
+    for devices in (1, 2):
+        folder = tmp_path / str(devices)
+        shutil.copytree(CODE, folder)
+        script = folder / f"{name}.py"
+        script.write_text(script.read_text().replace('"devices": 2', f'"devices": {devices}'))
+        run_script(script, cwd=folder)
+        found.append((folder / run_dir / "model.safetensors").read_bytes())
+    assert found[0] == found[1]
+    assert len(found[0]) > 1000
+
+
 def test_training_from_python_leaves_the_same_weights_as_from_a_config(tmp_path, alone):
     assert "test/accuracy" in run_script(CODE / "lightning_ours.py", cwd=tmp_path)
     model = tmp_path / "runs" / "from-python" / "model.safetensors"
@@ -127,7 +150,15 @@ def test_their_script_parses_and_does_not_know_lanewise(script):
     assert not any("lanewise" in ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import))
 
 
-@pytest.mark.parametrize("script", [one for one in THEIR_SCRIPTS if one.stem not in OF_ARTICLES], ids=stem)
+@pytest.mark.parametrize(
+    "script",
+    [
+        slow(one)[0] if one.stem in THEIR_LIBRARIES else one
+        for one in THEIR_SCRIPTS
+        if one.stem not in OF_ARTICLES
+    ],
+    ids=stem,
+)
 def test_their_script_runs_where_its_library_is_installed(tmp_path, script):
     for module in THEIR_LIBRARIES.get(script.stem, ()):
         if not is_installed(module):
