@@ -144,10 +144,9 @@ def measure_gpt(device: str) -> tuple[str, str]:
         f"A save of this model and AdamW's state stops the loop for {stopped:.3f} s, and is on disk after "
         f"{written:.3f} s."
     )
-    for row in rows:
-        print(*row, flush=True)
-    print(saves)
-    return table(heads, rows), saves
+    text = table(heads, rows)
+    print(text, saves, sep="\n\n", flush=True)
+    return text, saves
 
 
 def percent(part: float | None) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from lanewise import Loss, Task
 from lanewise.engine.state.run_state import take_optimizer
@@ -62,7 +62,7 @@ class LargeGPT(Task):
         """See `Task`."""
         return GPT(self.size.model, self.size.vocabulary)
 
-    def train_dataset(self) -> Dataset[Any]:
+    def train_dataset(self) -> TensorDataset:
         """See `Task`."""
         generator = torch.Generator().manual_seed(0)
         shape = (1024, self.size.model.context + 1)
@@ -81,7 +81,7 @@ class LargeGPT(Task):
 
 def micro_batches(task: LargeGPT, device: torch.device) -> Iterator[torch.Tensor]:
     """Yield micro-batches on the device, copied from pinned memory, without a DataLoader."""
-    tokens = torch.stack([sample for (sample,) in task.train_dataset()])
+    tokens = task.train_dataset().tensors[0]
     if device.type != "cpu":
         tokens = tokens.pin_memory()
     while True:
