@@ -214,11 +214,17 @@ def most_bytes(world: Any, config: RunConfig, batch: LaneBatch) -> int:
     return torch.accelerator.max_memory_allocated()
 
 
-def test_plan_says_what_the_device_holds():
-    config = load_example("mnist", **{"distributed.reducer": "single"})
+@pytest.mark.parametrize("reducer", ["single", "ddp", "fsdp", "data_parallel", "balanced_data_parallel"])
+def test_plan_says_what_the_device_holds(reducer):
+    """Of several devices the first one, which needs most."""
+    num_devices = 1 if reducer == "single" else 2
+    config = load_example("mnist", **{"distributed.reducer": reducer, "distributed.devices": num_devices})
     add_search_path(config.search_path)
     batch = largest_batch(config)
-    (ended,) = run(most_bytes, 1, on("single", config), batch, order="now")
-    setting = Setting(reducer="single", num_devices=1, num_lanes=config.batch.num_lanes)
-    planned = peak_memory(measure(config, batch, "cpu"), setting).num_bytes
-    assert planned == pytest.approx(ended.value, rel=0.1)
+    on_device = replace(config, distributed=replace(config.distributed, device_type=DEVICE))
+    num_processes = on_device.distributed.num_processes or 1
+    ended = run(most_bytes, num_processes, on_device, batch, order="now")
+    setting = Setting(reducer=reducer, num_devices=num_devices, num_lanes=config.batch.num_lanes)
+    measured = replace(measure(config, batch, "cpu"), shares_memory=False)  # each device has its own
+    planned = peak_memory(measured, setting).num_bytes
+    assert planned == pytest.approx(ended[0].value, rel=0.1)

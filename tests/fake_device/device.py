@@ -4,18 +4,23 @@ Nothing of it touches a device, so a process may register it and then fork.
 """
 
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tests.fake_device import batch_norm
 from tests.fake_device.build import NAME, build
 
 DEVICE = "emulated"
+NUM_DEVICES = 4
+"""As many as there can be."""
 ORDERS = ("now", "last", "main_first", "side_first", *(f"random-{seed}" for seed in range(4)))
 """In which work of several streams runs: see runtime.hpp."""
 
@@ -39,9 +44,32 @@ def register(order: str = "now") -> ModuleType:
         sys.modules[f"torch.{DEVICE}"] = known
         torch.__future__.set_swap_module_params_on_conversion(True)
         torch.Tensor.data = property(torch._C.TensorBase.data.__get__, _set_data)
+        known.kernels = batch_norm.register()
         dist.Backend.register_backend(DEVICE, _connect, extended_api=True, devices=[DEVICE])
     known.set_order(order)
     return known
+
+
+def plug_in(folder: Path, order: str) -> dict[str, str]:
+    """Return the environment of programs that find the device as torch finds devices which it does not ship.
+
+    Args:
+        folder: gets a package whose entry point torch calls when it is imported.
+        order: see `register`.
+    """
+    package = folder / f"{DEVICE}-1.dist-info"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "entry_points.txt").write_text(f"[torch.backends]\n{DEVICE} = {__name__}:_register_by_torch\n")
+    root = Path(__file__).parents[2]
+    places = [str(folder), str(root), str(root / "src")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), _ORDER: order}
+
+
+_ORDER = "FAKE_DEVICE_ORDER"
+
+
+def _register_by_torch() -> None:
+    register(os.environ[_ORDER]).set_num_devices(NUM_DEVICES)
 
 
 def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:

@@ -91,7 +91,8 @@ class Group final : public c10d::Backend {
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     return launch(c10d::OpType::_ALLGATHER_BASE, {input}, {output}, [&](Tensors& in, Tensors& out) {
-      return gloo_->_allgather_base(out[0], in[0], options);
+      at::Tensor all = out[0].view(-1), own = in[0].view(-1);  // gloo divides the first dimension
+      return gloo_->_allgather_base(all, own, options);
     });
   }
   WorkPtr allgather_into_tensor_coalesced(

@@ -11,9 +11,7 @@ from lanewise.launch.scratch import scratch_folder
 from lanewise.processes.world.world import GroupWorld, LocalWorld, World
 from lanewise.testing import run_distributed
 from tests.fake_device.build import build
-from tests.fake_device.device import DEVICE, register
-
-NUM_DEVICES = 4
+from tests.fake_device.device import DEVICE, NUM_DEVICES, register
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
 """The accelerators on which tests of this folder run: GPUs, and the device of `tests/fake_device`."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +12,8 @@ import torch
 
 from lanewise.testing import run_distributed
 from tests.fake_device.build import why_not
-from tests.fake_device.device import DEVICE
-from tests.fake_device.run import NUM_DEVICES, run
+from tests.fake_device.device import DEVICE, NUM_DEVICES, plug_in
+from tests.fake_device.run import run
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,11 @@ class Device:
     def count(self) -> int:
         """How many there are."""
         return NUM_DEVICES if self.type == DEVICE else torch.cuda.device_count()
+
+    @property
+    def name(self) -> str:
+        """The model of the first one."""
+        return "emulated accelerator" if self.type == DEVICE else torch.cuda.get_device_name(0)
 
     def run(self, function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
         """Call `function(world, *args)` in so many processes; where there are too few GPUs, they share one.
@@ -40,6 +48,12 @@ class Device:
             pytest.skip(f"needs {world_size} devices of type {self.type}: there are {self.count}")
         ended = run(function, world_size, *args, order="last", device_type=self.type)
         return [of_rank.value for of_rank in ended]
+
+    def lanewise(self, folder: Path, *arguments: object) -> None:
+        """Run `lanewise ARGUMENTS` to its end in a folder, where the devices are those of this type."""
+        environment = plug_in(folder / "plugins", "last") if self.type == DEVICE else None
+        command = [sys.executable, "-m", "lanewise", *map(str, arguments)]
+        subprocess.run(command, check=True, cwd=folder, env=environment)
 
 
 EMULATED = (

@@ -1,22 +1,19 @@
-"""`lanewise bench` on a GPU: the same table, with what the device can do at most."""
+"""`lanewise bench` on an accelerator: the same table, with what the device can do at most."""
 
 import json
 
 import pytest
-import torch
 
-from tests.integration.command import MNIST, lanewise
-
-pytestmark = pytest.mark.gpu
+from tests.integration.command import MNIST
 
 
-def test_one_gpu_is_measured_in_both_grades(tmp_path):
+def test_a_device_is_measured_in_both_grades(device, tmp_path):
     report = tmp_path / "report.json"
-    options = ("--devices", "1", "--seconds", "5", "--json", report)
-    lanewise("bench", MNIST, *options, cwd=tmp_path).require_success()
+    options = ("--devices", "1", "--seconds", "2", "--json", report, "--distributed.device_type", device.type)
+    device.lanewise(tmp_path, "bench", MNIST, *options)
     written = json.loads(report.read_text())
     assert [(row["reducer"], row["failure"]) for row in written["rows"]] == [("single", None)] * 2
-    assert written["machine"]["accelerators"][0] == torch.cuda.get_device_name(0)
+    assert written["machine"]["accelerators"][0] == device.name
     for row in written["rows"]:
         assert row["samples_per_second"]["median"] > 0
         assert row["fullest_bytes"] > 0

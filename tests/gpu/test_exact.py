@@ -1,9 +1,6 @@
 """`exact` on an accelerator: any number of processes and devices give the bytes of a single process."""
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +11,7 @@ from lanewise.config import DistributedConfig, FSDPConfig
 from lanewise.engine.engine import build_engine
 from lanewise.processes.device.determinism import set_determinism
 from tests.distributed.tasks import Language, configure, train
+from tests.integration.command import MNIST
 from tests.unit.reduce.lanes import cancelling, in_tree, reduce_lanes
 
 SIZES = [3, 1000, 300_000, 5]
@@ -104,43 +102,53 @@ def test_a_step_does_not_wait_for_the_device(device):
     assert all(spent >= 0 for spent in seconds.values())
 
 
-def model_of(run_dir, *overrides):
-    config = Path(__file__).parents[2] / "examples" / "mnist" / "mnist.yaml"
-    command = [sys.executable, "-m", "lanewise", "train", str(config), "--train.epochs", "1"]
-    subprocess.run([*command, "--train.run_dir", str(run_dir), *overrides], check=True)
+def model_of(device, folder, *overrides):
+    """Train the MNIST example for some steps by the command line; return the bytes of its model."""
+    folder.mkdir()
+    run_dir = folder / "run"
+    length = ("--train.epochs", "null", "--train.max_steps", "12")
+    options = ("--train.run_dir", run_dir, "--distributed.device_type", device.type)
+    device.lanewise(folder, "train", MNIST, *length, *options, *overrides)
     return (run_dir / "model.safetensors").read_bytes()
 
 
-@pytest.mark.gpu
-def test_two_processes_on_one_card_leave_the_bytes_of_one(tmp_path):
-    alone = model_of(tmp_path / "one")
-    assert model_of(tmp_path / "two", "--distributed.devices", "[cuda:0, cuda:0]") == alone
+def test_two_processes_on_one_card_leave_the_bytes_of_one(device, tmp_path):
+    if device.type != "cuda":
+        pytest.skip("gloo shares no such device")
+    alone = model_of(device, tmp_path / "one")
+    assert model_of(device, tmp_path / "two", "--distributed.devices", "[cuda:0, cuda:0]") == alone
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel"])
 @pytest.mark.parametrize("num_devices", [2, 3])
-def test_several_devices_in_one_process_leave_the_bytes_of_one(tmp_path, reducer, num_devices):
-    """On as many GPUs as there are; a GPU that is named several times lets its lanes take turns."""
-    names = [f"cuda:{number % torch.cuda.device_count()}" for number in range(num_devices)]
-    alone = model_of(tmp_path / "one")
-    devices = ["--distributed.devices", f"[{', '.join(names)}]", "--distributed.reducer", reducer]
-    assert model_of(tmp_path / "several", *devices) == alone
+def test_several_devices_in_one_process_leave_the_bytes_of_one(device, tmp_path, reducer, num_devices):
+    """On as many as there are; one that is named several times lets its lanes take turns."""
+    names = [f"{device.type}:{number % device.count}" for number in range(num_devices)]
+    alone = model_of(device, tmp_path / "one")
+    several = ("--distributed.devices", f"[{', '.join(names)}]", "--distributed.reducer", reducer)
+    assert model_of(device, tmp_path / "several", *several) == alone
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs one GPU for each process")
-def test_nccl_gives_the_bytes_of_one_process(tmp_path):
-    alone = model_of(tmp_path / "one")
-    assert model_of(tmp_path / "two", "--distributed.devices", "2") == alone
+@pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
+def test_two_processes_leave_the_bytes_of_one(device, tmp_path, reducer):
+    """On GPUs over NCCL, which needs one for each process."""
+    if device.count < 2:
+        pytest.skip("needs two devices")
+    alone = model_of(device, tmp_path / "one")
+    several = ("--distributed.devices", "2", "--distributed.reducer", reducer)
+    assert model_of(device, tmp_path / "two", *several) == alone
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs one GPU for each process")
-def test_fsdp_gives_the_bytes_of_one_process(tmp_path):
-    alone = model_of(tmp_path / "one")
-    fsdp = ["--distributed.devices", "2", "--distributed.reducer", "fsdp"]
-    assert model_of(tmp_path / "two", *fsdp) == alone
-    close = [*fsdp, "--distributed.equality", "close"]
-    on_gpu = model_of(tmp_path / "close", *close)
-    assert model_of(tmp_path / "offloaded", *close, "--distributed.fsdp.cpu_offload", "true") == on_gpu
+def test_fsdp_that_offloads_leaves_the_same_bytes(device, tmp_path):
+    if device.count < 2:
+        pytest.skip("needs two devices")
+    close = ("--distributed.devices", "2", "--distributed.reducer", "fsdp", "--distributed.equality", "close")
+    kept = model_of(device, tmp_path / "kept", *close)
+    offload = ("--distributed.fsdp.cpu_offload", "true")
+    assert model_of(device, tmp_path / "offloaded", *close, *offload) == kept
+
+
+def test_verify_finds_all_layouts_equal(device, tmp_path):
+    """It ends with an error if one differs."""
+    section = ("--distributed.device_type", device.type)
+    device.lanewise(tmp_path, "verify", MNIST, "--devices", f"1,{min(device.count, 2)}", *section)

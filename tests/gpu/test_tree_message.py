@@ -1,18 +1,15 @@
-"""Messages to other processes through NCCL, which sends tensors of the GPU only."""
+"""Messages to other processes through what connects accelerators, which sends their tensors only."""
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from lanewise.processes.world.world import GroupWorld
-from lanewise.testing import run_distributed
-
-pytestmark = pytest.mark.gpu
 
 
 def exchange(world):
     store = dist.HashStore()
-    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    backend = dist.get_default_backend_for_device(world.device)
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
     joined = GroupWorld(world.device, store, None)
     value = {"text": "a", "scores": torch.arange(5.0, device=world.device), "count": (1, None)}
     (first,), (second,) = joined.all_gather_tree(value), joined.gather_tree(value)
@@ -21,8 +18,8 @@ def exchange(world):
     return [(one["text"], one["scores"], one["count"]) for one in received]
 
 
-def test_a_message_is_sent_from_the_gpu_and_arrives_in_host_memory():
-    ((first, *others),) = run_distributed(exchange, 1, device="cuda:0")
+def test_a_message_is_sent_from_the_device_and_arrives_in_host_memory(device):
+    ((first, *others),) = device.run_apart(exchange, 1)
     text, scores, count = first
     assert (text, scores.tolist(), count) == ("a", [0.0, 1.0, 2.0, 3.0, 4.0], (1, None))
     assert scores.device.type == "cpu"

@@ -5,6 +5,7 @@ tests/gpu/test_sync_batch_norm.py runs the same with torch's own.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -126,28 +127,31 @@ def near(found: Any, other: Any) -> bool:
     )
 
 
-def check_lanes_that_are_normalised_together(device: str) -> None:
-    """Two lanes of 8 samples that run at once give what one lane of 16 gives, which two alone do not."""
-    (together,) = run_distributed(train, 1, configured(1, 16, is_synchronised=False), device=device)
-    results = run_distributed(train, 2, configured(2, 8), device=device)
-    assert all(near(result, together) for result in results)
-    for apart in run_distributed(train, 2, configured(2, 8, is_synchronised=False), device=device):
+def check_lanes_that_are_normalised_together(run: Callable[..., Any]) -> None:
+    """Two lanes of 8 samples that run at once give what one lane of 16 gives, which two alone do not.
+
+    Args:
+        run: `run_distributed`, or another function that gets as much.
+    """
+    (together,) = run(train, 1, configured(1, 16, is_synchronised=False))
+    assert all(near(result, together) for result in run(train, 2, configured(2, 8)))
+    for apart in run(train, 2, configured(2, 8, is_synchronised=False)):
         assert not near(apart, together)
 
 
-def check_lanes_in_turn(device: str) -> None:
+def check_lanes_in_turn(run: Callable[..., Any]) -> None:
     """Each process runs three lanes, one after the other; all end with the same model."""
-    first, second = run_distributed(train, 2, configured(6, 4), device=device)
+    first, second = run(train, 2, configured(6, 4))
     assert first[0] == second[0]
     assert all(torch.equal(value, second[1][name]) for name, value in first[1].items())
 
 
 def test_lanes_that_run_at_once_are_normalised_together():
-    check_lanes_that_are_normalised_together("cpu")
+    check_lanes_that_are_normalised_together(run_distributed)
 
 
 def test_lanes_in_turn_end_with_one_model():
-    check_lanes_in_turn("cpu")
+    check_lanes_in_turn(run_distributed)
 
 
 def test_an_unequal_number_of_lanes_is_an_error_before_the_first_forward():
