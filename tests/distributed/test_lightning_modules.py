@@ -58,12 +58,12 @@ def test_one_to_three_processes_give_the_same_bytes():
 
 
 def test_a_run_validates_as_the_library_does(tmp_path):
-    one, two = (call("train_and_use", devices, str(tmp_path / str(devices))) for devices in (1, 2))
-    assert one == two
-    ours = {name.removeprefix("val/"): value for name, value in one["ours"].items()}
+    alone, of_two = (call("train_and_use", devices, str(tmp_path / str(devices))) for devices in (1, 2))
+    assert alone == of_two
+    ours = {name.removeprefix("val/"): value for name, value in alone["ours"].items()}
     assert ours["loss"] == pytest.approx(ours["val_loss"])
     del ours["loss"]
-    assert ours == pytest.approx(one["theirs"])
+    assert ours == pytest.approx(alone["theirs"])
 
 
 def test_what_a_run_does_not_do_is_refused_by_name():

@@ -129,3 +129,26 @@ def test_a_run_leaves_what_the_library_loads_and_evaluates_as_it_does():
 
 def test_torchrun_is_refused():
     assert "starts its own processes: run it without torchrun" in call("under_torchrun")
+
+
+def test_arguments_become_sections_and_what_is_given_comes_before():
+    best = {"metric": "hard/metrics/accuracy", "mode": "max"}
+    assert call("sections", {}) == {
+        "batch": {"global_batch_size": 16, "micro_batch_size": 4},
+        "train": {"run_dir": "unused", "seed": 42, "epochs": None, "max_steps": 5},
+        "data": {"num_workers": 0, "drop_last": False, "order": "sequential"},
+        "precision": "bf16",
+        "distributed": {"device_type": "cpu"},
+        "log": {"every_steps": 2, "gradients": True},
+        "evaluate": {
+            "every_steps": 4,
+            "best": best["metric"],
+            "best_mode": "max",
+            "early_stopping": {**best, "patience": 2, "min_delta": 0.5},
+        },
+        "checkpoint": {"every": {"epochs": 1}, "keep_last": 3},
+    }
+    given = {"train": {"epochs": 7, "run_dir": "there"}, "precision": "float32"}
+    found = call("sections", given)
+    assert found["train"] == {"run_dir": "there", "seed": 42, "epochs": 7}
+    assert found["precision"] == "float32"

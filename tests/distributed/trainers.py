@@ -298,7 +298,7 @@ def train_and_use(world: Any, devices: int) -> dict[str, Any]:
     assert not torch.equal(before, trainer.model.classifier.weight)
     loaded = BertForTokenClassification.from_pretrained(result.run_dir / "pretrained")
     weights = zip(loaded.state_dict().values(), trainer.model.state_dict().values(), strict=True)
-    assert all(torch.equal(one, other) for one, other in weights)
+    assert all(torch.equal(saved, own) for saved, own in weights)
     return {
         "model": result.model_file.read_bytes(),
         "best": (result.best_step, result.best_value),
@@ -318,3 +318,30 @@ def under_torchrun(world: Any) -> str:
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def sections(world: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the sections of a run, without the optimizer and the scheduler."""
+    run = read(
+        build(
+            "bert tokens",
+            gradient_accumulation_steps=2,
+            num_train_epochs=2.5,
+            logging_steps=0.25,
+            save_strategy="epoch",
+            save_total_limit=3,
+            bf16=True,
+            max_grad_norm=0.0,
+            output_dir="unused",
+            eval_strategy="steps",
+            eval_steps=4,
+            eval_dataset={"easy": [1], "hard": [1]},
+            metric_for_best_model="eval_hard_accuracy",
+            callbacks=[EarlyStoppingCallback(2, 0.5)],
+            load_best_model_at_end=False,
+        ),
+        num_processes=2,
+        log={"gradients": True},
+        **given,
+    )
+    return {name: run[name] for name in run.keys() - {"task", "optimizer", "scheduler"}}

@@ -153,9 +153,9 @@ def test_their_script_parses_and_does_not_know_lanewise(script):
 @pytest.mark.parametrize(
     "script",
     [
-        slow(one)[0] if one.stem in THEIR_LIBRARIES else one
-        for one in THEIR_SCRIPTS
-        if one.stem not in OF_ARTICLES
+        slow(path)[0] if path.stem in THEIR_LIBRARIES else path
+        for path in THEIR_SCRIPTS
+        if path.stem not in OF_ARTICLES
     ],
     ids=stem,
 )

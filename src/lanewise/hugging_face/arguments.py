@@ -130,7 +130,8 @@ def observed(trainer: Trainer, num_steps: int) -> dict[str, Any]:
     evaluate: dict[str, Any] = {}
     if args.eval_strategy == "steps":
         evaluate["every_steps"] = steps(args.eval_steps)
-    stopping = [one for one in trainer.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
+    callbacks = trainer.callback_handler.callbacks
+    stopping = [callback for callback in callbacks if isinstance(callback, EarlyStoppingCallback)]
     if args.load_best_model_at_end or args.save_strategy == "best" or stopping:
         best = {"metric": _metric_name(trainer), "mode": "max" if args.greater_is_better else "min"}
         evaluate |= {"best": best["metric"], "best_mode": best["mode"]}

@@ -97,11 +97,11 @@ class TrainerTask(Task):
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """Return the model's outputs."""
-        return self._parts.forward(model, batch.inputs, _one(batch.inputs))
+        return self._parts.forward(model, batch.inputs, _divisor(batch.inputs))
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:
         """Return the sum of the losses of the targets, and their number."""
-        value = self._parts.loss(outputs, batch.inputs, _one(batch.inputs))
+        value = self._parts.loss(outputs, batch.inputs, _divisor(batch.inputs))
         return (Loss if self._parts.takes_count else Loss.mean)(value, batch.num_targets)
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ NUM_TARGETS: dict[str, Callable[[Mapping[str, Any], int], int]] = {
 """Ways to count the targets of a micro-batch."""
 
 
-def _one(inputs: Mapping[str, Any]) -> torch.Tensor:
+def _divisor(inputs: Mapping[str, Any]) -> torch.Tensor:
     """Return the number by which a loss divides that is to be a sum."""
     device = next((value.device for value in inputs.values() if isinstance(value, torch.Tensor)), None)
     return torch.ones((), device=device)
