@@ -1,6 +1,6 @@
 """Writes what every lane was given in every step: the sample indices, and a hash of the tensors."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, final
@@ -55,7 +55,7 @@ class AuditLog:
             with closing(JsonLines(plans)) as lines:
                 lines.write({"step": after_step + 1, **plan})
 
-    def record(self, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
+    def record(self, batches: Iterator[LaneBatch]) -> Generator[LaneBatch, None, None]:
         """Yield the batches, each written down first; on a GPU this waits for its copy."""
         with closing(JsonLines(self._path)) as lines:
             for batch in batches:

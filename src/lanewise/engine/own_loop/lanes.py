@@ -2,7 +2,6 @@
 
 import atexit
 import os
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
@@ -21,33 +20,38 @@ from lanewise.config import (
     DataConfig,
     DistributedConfig,
     Equality,
+    InitFromConfig,
     MissingName,
     PrecisionName,
     pin_environment,
 )
+from lanewise.data.audit import AuditLog
 from lanewise.data.collate import collate as default_collate
 from lanewise.data.lane_stream import Stream
-from lanewise.engine.buffers.pack import evaluating, find_places
-from lanewise.engine.evaluation.eval_set import build_eval_set
+from lanewise.engine.buffers.pack import find_places
+from lanewise.engine.own_loop.average import Average
 from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
 from lanewise.engine.own_loop.datasets import OwnDatasets
+from lanewise.engine.own_loop.evaluation import evaluated
 from lanewise.engine.own_loop.join import join
 from lanewise.engine.own_loop.steps import Prepared, Steps
 from lanewise.engine.precision import LossScale, Precision
 from lanewise.engine.samples.dataset import Collate, OrderChoice
 from lanewise.engine.samples.source import build_source
+from lanewise.engine.state.init_from import init_model
 from lanewise.engine.state.left_out import digests_left_out
 from lanewise.engine.state.resume_check import identify_exact
+from lanewise.engine.step.average import build_average
 from lanewise.engine.step.build import build_pass
 from lanewise.engine.step.phases import Phases
-from lanewise.errors import DataError, TaskError
-from lanewise.lanes import OrderInputs, Placement, SampleOrder, evaluation_seed, model_seed
-from lanewise.metrics import LaneMetrics, check_metrics, load_merged
+from lanewise.errors import TaskError
+from lanewise.lanes import OrderInputs, Placement, SampleOrder, model_seed
 from lanewise.processes.device.determinism import set_determinism
-from lanewise.processes.device.random_state import kept_random_state, set_random_state
+from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.world.environment import Environment
 from lanewise.reduce import build_reducer
 from lanewise.runs.checkpoint.model_file import save_model
+from lanewise.runs.dir import RunDir
 from lanewise.runs.file import writing
 
 if TYPE_CHECKING:
@@ -124,6 +128,7 @@ class Lanes:
         self._prepared = Prepared(seed, self._placement, equality, Phases(self.device))
         self._precision_name = precision
         self._datasets = OwnDatasets()
+        self._averages: dict[nn.Module, Average] = {}
         self._is_closed = False
         set_random_state(model_seed(seed))
 
@@ -133,6 +138,8 @@ class Lanes:
         *,
         compression: CompressionName | None = None,
         step_state: Sequence[str] = (),
+        init_from: str | InitFromConfig | None = None,
+        ema_decay: float | None = None,
     ) -> nn.Module:
         """Move a model to this process's device, and prepare the reduction of its gradients.
 
@@ -143,8 +150,12 @@ class Lanes:
             compression: how its gradients travel in `close`: `bf16` or `fp16`; None: they are not compressed.
             step_state: names of buffers, or of modules with all buffers below, that no lane writes: they are
                 not merged. The loop writes them once in a step, after `optimizer.step()` (docs/state.md).
+            init_from: the weights to begin with: a file, the folder of a run, or what `train.init_from` says.
+                A checkpoint that is restored later wins.
+            ema_decay: decay of the average of its weights that `average` returns; None: there is none.
 
         Raises:
+            CheckpointError: if the weights of `init_from` are not there, or do not fit.
             ConfigError: if the grade rules the compression out.
             TaskError: if the model was prepared before, has no trainable parameter, or has one that cannot be
                 compressed.
@@ -153,6 +164,9 @@ class Lanes:
         if model in self._prepared.passes:
             raise TaskError("this model was prepared before. Call lanes.prepare(model) once.")
         self._prepared.step_state[0].extend(find_places(model, step_state))
+        if init_from is not None:
+            init_model(model, init_from, self.rank)
+        average = build_average(model, ema_decay)
         distributed = replace(self._distributed, compression=compression)
         reducer = build_reducer(model, self._placement, self._world, distributed)
         self._prepared.passes[model] = build_pass(
@@ -166,7 +180,16 @@ class Lanes:
             step_state=self._prepared.step_state,
         )
         self._prepared.digests[model] = digests_left_out(model)
+        if average is not None:
+            reducer.adopt(average.module)
+            self._averages[model] = Average(average, model)
         return model
+
+    def average(self, model: nn.Module) -> Average:
+        """Return the average of a model that was prepared with `ema_decay`; else raise TaskError."""
+        if model not in self._averages:
+            raise TaskError("this model has no average. Call lanes.prepare(model, ema_decay=0.999).")
+        return self._averages[model]
 
     def steps(  # noqa: PLR0913 - the section data, as arguments
         self,
@@ -182,6 +205,7 @@ class Lanes:
         drop_last: bool = False,
         first_step: int = 0,
         data_changes: bool = False,
+        audit: str | Path | None = None,
     ) -> Steps:
         """Cut a dataset into steps; each process reads its own lanes only.
 
@@ -205,6 +229,8 @@ class Lanes:
                 read. A stream begins with 0, or with that of the checkpoint that was restored.
             data_changes: whether the loop makes or weights the samples anew, as reinforcement learning does:
                 then the run may go on with others, if their number and order are the same.
+            audit: the folder of the run, on a file system that all ranks share, where to write what each lane
+                is given, for `lanewise audit`; None: nowhere. One dataset of a run can be audited.
 
         Raises:
             ConfigError: if there is no such order, its arguments are out of range, or it is of a stream.
@@ -228,7 +254,14 @@ class Lanes:
         loader.reader.number = self._datasets.begin(loader.identity, first_step, data_changes=data_changes)
         if loader.state is not None:
             self._datasets.add_stream(loader.state)
-        return Steps(loader, self._prepared, first_step)
+        batches = loader.batches(first_step, None)
+        if audit is not None:
+            plan, of_order = loader.plan()
+            place = RunDir(Path(audit)).audit, self.rank, self.world_size
+            log = AuditLog(*place, first_step, {**plan, "seed": self._seed}, of_order)
+            batches = recorded = log.record(batches)
+            atexit.register(recorded.close)  # before Python's end, where its file could not be closed
+        return Steps(loader, self._prepared, first_step, batches)
 
     def evaluate(
         self,
@@ -252,37 +285,8 @@ class Lanes:
             DataError: if the dataset is empty, or differs between ranks.
             TaskError: if a metric cannot be merged.
         """
-        named = {str(number): metric.to(self.device) for number, metric in enumerate(metrics)}
-        check_metrics(named)
-        of_lanes = LaneMetrics(named)
-        with evaluating(self._prepared.passes), kept_random_state():
-            eval_set = build_eval_set(
-                type(dataset).__name__,
-                dataset,
-                collate,
-                self._seed,
-                samples_per_lane=self._batch.micro_batch_size,
-                world=self._world,
-                placement=self._placement,
-                missing=missing,
-            )
-            for batch in eval_set.batches(self._placement.own, self.device, num_workers=num_workers):
-                turn = batch.turn
-                if not turn.positions:
-                    continue
-                of_lanes.turn_to(turn.lane)
-                if batch.has_samples:
-                    set_random_state(evaluation_seed(self._seed, turn.step, turn.lane))
-                    yield batch.data
-                if turn.is_last:
-                    of_lanes.end_lane()
-        states = ChainMap(*self._world.all_gather_tree(of_lanes.counted))
-        if not states:
-            raise DataError(
-                f"the eval dataset {eval_set.name} gave no sample. It must give the same each time, "
-                "and not None for each."
-            )
-        load_merged(named, [states[lane] for lane in sorted(states)])
+        size, parts = self._batch.micro_batch_size, (self._prepared, self._world, num_workers)
+        return evaluated(dataset, metrics, *parts, collate=collate, missing=missing, samples_per_lane=size)
 
     def checkpoints(self, folder: str | Path, *, keep_last: int = 2, **objects: Any) -> OwnCheckpoints:
         """Restore objects from the newest good checkpoint in a folder, if there is one, and save them there.

@@ -53,13 +53,15 @@ class Prepared:
 class Steps:
     """The optimizer steps of a run. Each iteration yields the steps of one epoch, or the rest of an epoch."""
 
-    def __init__(self, loader: LaneSource, prepared: Prepared, first_step: int) -> None:
+    def __init__(
+        self, loader: LaneSource, prepared: Prepared, first_step: int, batches: Iterator[LaneBatch]
+    ) -> None:
         self._loader = loader
         self._prepared = prepared
         self._next = first_step
         self._last: Step | None = None
         # One iterator for the whole run, so that reading ahead continues from one epoch to the next.
-        self._batches = loader.batches(first_step, None)
+        self._batches = batches
 
     @property
     def epoch(self) -> int:

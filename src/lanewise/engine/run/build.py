@@ -4,14 +4,11 @@ import logging
 from functools import partial
 from typing import Any
 
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
 from lanewise.config import RunConfig
 from lanewise.config.classes import build
 from lanewise.data import LaneSource
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.precision import Precision
-from lanewise.engine.run.init_from import init_model
 from lanewise.engine.run.model import build_model, build_task, transform, warn_of_misspelt
 from lanewise.engine.run.optimizer import build_optimizer, refuse_draws
 from lanewise.engine.run.run import Run
@@ -19,10 +16,12 @@ from lanewise.engine.run.scheduler import build_scheduler
 from lanewise.engine.samples.apart import require_apart
 from lanewise.engine.samples.dataset import OrderChoice, Tables
 from lanewise.engine.samples.source import build_source
+from lanewise.engine.state.init_from import init_model
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.resume_check import identify, plain
 from lanewise.engine.state.run_state import RunState
 from lanewise.engine.step.after_update import build_after_update
+from lanewise.engine.step.average import build_average
 from lanewise.engine.step.lane_error import explain_memory
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.metrics import LogInterval
@@ -68,9 +67,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
     if config.train.init_from is not None and not is_restored:
         init_model(model, config.train.init_from, world.rank)
     model = transform(model, config, world.device)
-    decay = config.train.ema_decay
-    # A copy, before hooks are registered on the model.
-    average = None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    average = build_average(model, config.train.ema_decay)
     phases = Phases(world.device)
     try:
         reducer = build_reducer(model, placement, world, config.distributed, on_bucket=phases.begin_sending)

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from lanewise.engine.step.average import update_average
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.metrics import Gradient
 from lanewise.errors import TaskError, noting, text_of
 from lanewise.lanes import after_update_seed
 from lanewise.processes.device.random_state import set_random_state
-from lanewise.runs.checkpoint.model_file import grow_buffers
 from lanewise.task import Task, UpdatedStep
 
 _NUM_LOOKS = 2
@@ -37,18 +37,11 @@ def build_after_update(
     own = OwnUpdate(runner, model) if has_after_update(runner.task) else None
     if average is None:
         return own
-    # What a task makes of a frozen parameter, such as a teacher, is no path of updates: it stays as it is.
-    both = zip(average.module.parameters(), model.parameters(), strict=True)
-    frozen = [(averaged, parameter) for averaged, parameter in both if not parameter.requires_grad]
 
     def update(gradient: Gradient) -> None:
         if own is not None:
             own(gradient)
-        grow_buffers(average.module, dict(model.named_buffers()))
-        average.update_parameters(model)
-        with torch.no_grad():
-            for averaged, parameter in frozen:
-                averaged.copy_(parameter)
+        update_average(average, model)
 
     return update
 

@@ -19,18 +19,20 @@ from lanewise.runs.file import open_regular, reading
 logger = logging.getLogger(__name__)
 
 
-def init_model(model: nn.Module, config: InitFromConfig, rank: int) -> None:
+def init_model(model: nn.Module, config: InitFromConfig | str, rank: int) -> None:
     """Copy the weights that `train.init_from` names into a model; rank 0 logs which are missing or not used.
 
     Args:
         model: new, on the CPU.
-        config: which weights, and what they are called in the model.
+        config: which weights, and what they are called in the model; or their path alone.
         rank: of this process.
 
     Raises:
         CheckpointError: if there are no such weights, none is of the model, or one has another shape; or if
             `leave_out` or `prefixes` fit no name.
     """
+    if isinstance(config, str):
+        config = InitFromConfig(path=config)
     file = _find(Path(config.path).expanduser())
     found = read_model(file) if file.suffix == ".safetensors" else _read_torch(file)
     saved = {_renamed(name, config.prefixes): tensor for name, tensor in found.items()}

@@ -13,7 +13,7 @@ from torch import nn
 from lanewise.commands.jobs.train import TrainJob
 from lanewise.config import InitFromConfig, ReducerName
 from lanewise.engine.engine import build_engine
-from lanewise.engine.run.init_from import init_model
+from lanewise.engine.state.init_from import init_model
 from lanewise.errors import CheckpointError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import LocalWorld, World

@@ -1,0 +1,25 @@
+"""The average of the weights follows what is trained, and has what is frozen as it is."""
+
+import torch
+from torch import nn
+
+from lanewise.engine.step.average import build_average, update_average
+
+
+def test_it_begins_with_the_first_update_and_copies_what_is_frozen():
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    trained, frozen = (layer.weight for layer in model)
+    frozen.requires_grad_(False)
+    average = build_average(model, 0.5)
+    assert average is not None
+    averaged = [layer.weight for layer in average.module]
+    for value, expected in ((2.0, 2.0), (4.0, 3.0)):
+        with torch.no_grad():
+            trained.fill_(value)
+            frozen.fill_(10 * value)
+        update_average(average, model)
+        assert [weight.item() for weight in averaged] == [expected, 10 * value]
+
+
+def test_without_a_decay_there_is_none():
+    assert build_average(nn.Linear(1, 1), None) is None
