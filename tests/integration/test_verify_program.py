@@ -21,7 +21,8 @@ def verify(tmp_path, program, *arguments, until=""):
     if program != "plain":
         pytest.importorskip(program.removeprefix("with_"))
     options = ("--until", until) if until else ()
-    command = (sys.executable, PROGRAMS / f"{program}.py", *arguments)
+    # Warnings are errors in ours, and libraries warn.
+    command = ("env", "-u", "PYTHONWARNINGS", sys.executable, PROGRAMS / f"{program}.py", *arguments)
     done = lanewise(
         *("verify", "--devices", "1,2", "--steps", "2", "--json", tmp_path / "report.json", *options),
         *("--", *command),
