@@ -15,7 +15,7 @@ from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed.mistakes import rank
-from tests.distributed.tasks import Smooth, configure, state_bytes
+from tests.distributed.tasks import Sentences, Smooth, configure, state_bytes
 from tests.distributed.test_log import fit
 from tests.distributed.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 from tests.script import run_script
@@ -182,6 +182,15 @@ class LaneWrites(Queue):
         return super().forward(model, batch)
 
 
+class LateOnOneRank(Smooth):
+    """Gives something for the first time in a later step, in the lanes of one rank."""
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Loss:
+        loss = super().loss(outputs, batch)
+        late = self.progress.number > 1 and rank() == 1
+        return dataclasses.replace(loss, gather={"rows": outputs[:, 0]}) if late else loss
+
+
 class NoSuchBuffer(Queue):
     step_state = ("queue",)
 
@@ -194,6 +203,7 @@ class NoSuchBuffer(Queue):
         (Later, "lanes of step [34] give different things .*lane of the first step: gather"),
         (ReadsRank, "buffer state.queue differs between ranks 0 and 1 after step 1"),
         (LaneWrites, "buffer state.queue changed in the forward or the loss of lane .* step_state says"),
+        (LateOnOneRank, r"lanes of step 3 give different things.*first step: nothing\n  lane 2: gather rows"),
         (NoSuchBuffer, "step_state names queue, and the model has no such buffer"),
     ],
 )
@@ -210,6 +220,38 @@ def refusal(world: World, task: type[Queue]) -> str | None:
     except Exception as error:  # noqa: BLE001 - whatever it says
         return str(error)
     return None
+
+
+class Several(Queue):
+    """Two losses, each with a name of its own."""
+
+    def loss_weights(self, batch: torch.Tensor) -> Any:
+        return [(batch[:, 1:] != 0).sum(), len(batch)]
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Any:
+        words = super().loss(outputs, batch)
+        counts = words.total["counts"]
+        first = dataclasses.replace(words, total={"mean": words.total["mean"]})
+        return [first, Loss.mean(outputs.square().mean(), len(batch), total={"counts": counts})]
+
+
+class SeveralUnknown(Several):
+    def loss_weights(self, batch: torch.Tensor) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("task", "optimizer"),
+    [(Queue, "torch.optim.LBFGS"), (Several, "torch.optim.SGD"), (SeveralUnknown, "torch.optim.SGD")],
+)
+def test_closures_and_several_losses_give_the_same_on_any_number_of_processes(task, optimizer):
+    changes = {"optimizer": optimizer, "lr": 0.01}
+    (expected,) = run_distributed(train, 1, task, changes)
+    for of_rank in run_distributed(train, 3, task, changes):
+        assert of_rank == expected
+    counts = torch.frombuffer(bytearray(expected["state.counts"]), dtype=torch.int64)
+    tokens = sum(len(sentence) for sentence in Sentences(53).sentences)  # once in each epoch, in any order
+    assert tokens < counts[1:].sum() < 2 * tokens
 
 
 class AsksTheTime(Queue):

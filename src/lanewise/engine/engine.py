@@ -166,6 +166,7 @@ class Engine:
                     self._save(report.step, observers, stops=stops)
             observers.catch_up()
             self.stop_reason = observers.stop_reason()
+            PROGRESS.set(None)
             self._finish(run_dir)
         if self.run.world.rank == 0:
             self._describe_end(self.next_step, time.perf_counter() - begin)
@@ -203,7 +204,6 @@ class Engine:
 
     def close(self) -> None:
         """Stop the background work of the reducer."""
-        PROGRESS.set(None)
         self.reducer.close()
 
     @property

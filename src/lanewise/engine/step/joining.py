@@ -66,14 +66,11 @@ class Joining:
         self._told: dict[int, tuple[Term, ...]] = {}
         self._rows: list[list[torch.Tensor]] = []
         self._sums: dict[torch.dtype, TreeSum[list[torch.Tensor]]] = {}
-        self._misfits: list[tuple[int, str]] = []
+        self.misfits: list[tuple[int, str]] = []
+        """The lanes of this process that give something else than the first step fixed, and what."""
 
     def add(self, batch: LaneBatch, parts: LaneParts | None) -> None:
-        """Add what a lane gives; None where it gives nothing, as one without samples.
-
-        Raises:
-            TaskError: if it gives something, and no lane of the first step did.
-        """
+        """Add what a lane gives; None where it gives nothing, as one without samples."""
         if parts is not None:  # copied: the next lane may change it
             parts = LaneParts(*(map_parts(self._copied, part) for part in parts))
         if self._form is None:
@@ -81,14 +78,10 @@ class Joining:
             return
         state = _NOTHING if parts is None else _GIVES
         if parts is not None and parts.form != self._form:
-            if not self.is_on:
-                raise TaskError(
-                    f"the loss gives {parts.form}, and no lane of the first step of this run did. What is "
-                    "gathered and added up is fixed by the first step: give it there too, with no rows or "
-                    "zeros where there is nothing."
-                )
-            self._misfits.append((batch.turn.lane, parts.form or "nothing"))
+            self.misfits.append((batch.turn.lane, parts.form or "nothing"))
             state, parts = _MISFIT, None
+        if not self.is_on:
+            return
         rows = [] if parts is None else list(tensors_in(parts.gather))
         sizes = [len(leaf) for leaf in rows] or [0] * self._num_gathered
         self._told[batch.turn.lane] = (Term(state, batch.num_samples), *(Term(size, 0.0) for size in sizes))
@@ -148,8 +141,7 @@ class Joining:
         """
         told = {row.lane: row.terms[-self.num_terms :] for row in lanes}
         if any(terms[0].value == _MISFIT for terms in told.values()):
-            misfits = [misfit for of_rank in self._world.all_gather_tree(self._misfits) for misfit in of_rank]
-            _refuse([("of the first step", self._form or "nothing"), *misfits], batch.turn.step)
+            self.refuse_misfits(self._world.all_gather_tree(self.misfits), batch.turn.step)
         num_samples = int(sum(float(terms[0].weight) for terms in told.values()))
         gathered = self._gather(
             {lane: [int(term.value) for term in terms[1:]] for lane, terms in told.items()}
@@ -162,6 +154,11 @@ class Joining:
             map_parts(lambda _: next(rows), self._template.gather),
             map_parts(lambda leaf: next(sums[_added_as(leaf.dtype)]), self._template.total),
         )
+
+    def refuse_misfits(self, told: Sequence[Sequence[tuple[int, str]]], step: int) -> None:
+        """Raise TaskError if a process has misfits."""
+        if misfits := [misfit for of_rank in told for misfit in of_rank]:
+            _refuse([("of the first step", self._form or "nothing"), *misfits], step)
 
     def _gather(self, sizes: Mapping[int, Sequence[int]]) -> list[torch.Tensor]:
         """Return each gathered tensor with the rows of all lanes, by how many each lane has."""
@@ -219,6 +216,6 @@ def _refuse(told: Sequence[tuple[int | str, str]], step: int) -> None:
     listed = "\n".join(f"  lane {lane}: {form}" for lane, form in told[: MOST_SHOWN + 1])
     raise TaskError(
         f"the lanes of step {step + 1} give different things to gather or to add up:\n{listed}\n"
-        "Each lane that has samples must give the same names, with equal containers, dtypes and shapes; only "
-        "the number of rows may differ, and be 0 (docs/state.md)."
+        "Each lane that has samples must give the same names from the first step on, with equal containers, "
+        "dtypes and shapes; only the number of rows may differ, and be 0 (docs/state.md)."
     )

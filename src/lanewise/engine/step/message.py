@@ -183,6 +183,8 @@ class StepMessage:
         value: torch.Tensor | float = 0.0
         if loss.value is not None:
             value = loss.value.item() if loss.value.is_cpu else loss.value.detach()
+        if self._joining.misfits:  # so that no rank updates, and all ask why
+            value = math.nan
         self._rows.append(LaneRow(lane, (Term(value, loss.weight, loss.factor),)))
 
     def _known_metrics(self, metrics: Mapping[str, Term]) -> dict[str, Term]:
@@ -288,6 +290,7 @@ class StepMessage:
 
         Raises:
             DataError: if the dataset gave all samples of the step as None.
+            TaskError: if a lane gave something to gather or to add up, and none did in the first step.
         """
         if not totals.weight:
             if all(self._world.all_gather_tree(self._are_all_missing)):
@@ -298,9 +301,11 @@ class StepMessage:
             logger.warning("step %d: the global batch has weight 0, so nothing was updated", turn.step + 1)
         if math.isfinite(totals.loss_sum):
             return
-        told = self._world.all_gather_tree((self._samples, self.find_not_finite()))
-        samples: Mapping[int, Sequence[int]] = ChainMap(*(of_rank for of_rank, _ in told))
-        bad = [(lane, "outputs that are not finite") for _, lanes in told for lane in lanes]
+        of_ranks = self._world.all_gather_tree((self._samples, self.find_not_finite(), self._joining.misfits))
+        told_samples, not_finite, misfits = zip(*of_ranks, strict=True)
+        self._joining.refuse_misfits(misfits, turn.step)
+        samples: Mapping[int, Sequence[int]] = ChainMap(*told_samples)
+        bad = [(lane, "outputs that are not finite") for lanes in not_finite for lane in lanes]
         if not bad:
             sums = {row.lane: row.loss_sum for row in totals.lanes}
             bad = [(lane, f"loss {value}") for lane, value in sums.items() if not math.isfinite(value)]

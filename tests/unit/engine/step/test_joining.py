@@ -104,10 +104,14 @@ def test_lanes_that_differ_are_an_error_in_the_first_step_and_later():
         step(joining, [given(1), other], is_first=False)
 
 
-def test_what_comes_after_the_first_step_is_an_error():
+def test_what_comes_after_the_first_step_is_an_error_that_the_message_tells_all():
     joining = new(1)
     turn = LaneTurn(0, 0, 0, range(2), range(1), is_last=True)
     joining.add(LaneBatch(turn, (0, 1), None, 2), NO_PARTS)
     joining.agree([joining.offer()], 0)
-    with pytest.raises(TaskError, match="no lane of the first step of this run did"):
-        joining.add(LaneBatch(turn, (0, 1), None, 2), given(1))
+    joining.add(LaneBatch(turn, (0, 1), None, 2), NO_PARTS)
+    assert not joining.misfits
+    joining.add(LaneBatch(turn, (0, 1), None, 2), given(1))
+    assert not joining.is_on
+    with pytest.raises(TaskError, match=r"of the first step: nothing\n  lane 0: gather ids"):
+        joining.refuse_misfits([joining.misfits], 3)
