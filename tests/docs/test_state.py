@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise.config import DataConfig, DistributedConfig, OrderConfig, RunConfig
@@ -26,19 +25,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "state.md"
 NUM_SAMPLES, LANES, MICRO_BATCH, STEPS = 53, 4, 4, 9
 
 
-def encoder() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)).double()
-
-
-decoder = encoder
+DTYPE = torch.float64
+"""Of weights, buffers and samples; autocast leaves float64 as it is."""
 
 
 def samples(seed: int) -> torch.Tensor:
-    return torch.randn(NUM_SAMPLES, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def views() -> Dataset[Any]:
-    return TensorDataset(samples(1), samples(1) + 0.1 * samples(2))
+    return torch.randn(NUM_SAMPLES, 8, generator=torch.Generator().manual_seed(seed), dtype=DTYPE)
 
 
 def vectors() -> Any:
@@ -51,8 +43,9 @@ def numbered() -> Dataset[Any]:
 
 BLOCKS = PAGE.read_text().partition("\n## Six tasks\n")[2].partition("\n## ")[0].split("```python\n")[1:]
 SOURCES = [block.partition("```")[0] for block in BLOCKS]
-for source in SOURCES:
-    exec(source)  # the classes belong to this module, so that a configuration can name them
+for source in SOURCES:  # the classes belong to this module, so that a configuration can name them
+    exec(source.replace("torch.float64", "DTYPE").replace(".double()", ".to(DTYPE)"))
+decoder = encoder  # noqa: F821 - of the page
 NAMES = ["MoCo", "Dino", "Quantiser", "Experts", "Hard", "Clipped"]
 
 
@@ -73,6 +66,7 @@ def configured(name: str, equality: str, reducer: str, num_devices: int, precisi
 
 
 def train(world: World, config: RunConfig) -> dict[str, torch.Tensor]:
+    globals()["DTYPE"] = torch.float64 if config.precision == "float32" else torch.float32
     set_determinism(config.distributed.equality, threads=1)
     engine = build_engine(config, world)
     for _ in engine.steps():
@@ -141,3 +135,23 @@ def test_it_is_the_same_on_any_number_of_devices(alone, num_processes, one_machi
         for name, state in zip(NAMES, of_rank, strict=True):
             different = [key for key in state if not torch.equal(state[key], alone[name][key])]
             assert (name, different) == (name, [])
+
+
+def test_in_bf16_it_is_the_same_on_any_number_of_processes():
+    configs = [configured(name, "exact", "ddp", 1, "bf16") for name in NAMES]
+    (expected,) = run_distributed(train_all, 1, configs)
+    for of_rank in run_distributed(train_all, 3, configs):
+        for name, state, alone in zip(NAMES, of_rank, expected, strict=True):
+            assert alone[next(iter(alone))].dtype == torch.float32
+            assert (name, [key for key in state if not torch.equal(state[key], alone[key])]) == (name, [])
+
+
+@pytest.mark.parametrize("num_processes", [3, *slow(2, 4)])
+def test_in_close_it_differs_by_rounding(alone, num_processes):
+    configs = [configured(name, "close", "ddp", 1, "float32") for name in NAMES]
+    first, *others = run_distributed(train_all, num_processes, configs)
+    for name, state in zip(NAMES, first, strict=True):
+        for key, tensor in state.items():
+            torch.testing.assert_close(tensor, alone[name][key], rtol=0, atol=1e-12)
+            for of_rank in others:
+                assert torch.equal(of_rank[NAMES.index(name)][key], tensor), (name, key)
