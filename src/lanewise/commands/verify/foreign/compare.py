@@ -25,6 +25,9 @@ _CLOSE_IN_HALF = 3e-2
 _NEGLIGIBLE = 1e-5
 """The share of the whole gradient below which a parameter's own is rounding only."""
 _MOST_NAMED = 4
+_DIVIDE = (
+    "Divide the sum of the losses by what all processes count, and multiply it by the number of processes."
+)
 
 
 class CannotTellError(Exception):
@@ -178,7 +181,7 @@ def find_cause(compared: Comparison, notes: Sequence[str]) -> Finding:
         return Finding(
             f"the gradient is {n} times too small",
             f"{measured}: the loss of a rank is a part of a sum, and the ranks' gradients are averaged",
-            "Multiply the loss by the number of processes, or divide it by what its own rank counts.",
+            _DIVIDE,
         )
     if compared.shares_residual <= _CLOSE_IN_HALF and compared.residual > _CLOSE:
         what = _explain(compared)
@@ -186,7 +189,7 @@ def find_cause(compared: Comparison, notes: Sequence[str]) -> Finding:
             return Finding(
                 "the loss is a mean of means",
                 f"{measured}; {fitted}, as {what}: each rank divides by what it counts itself",
-                "Divide the sum of the losses by what all processes count, times the number of processes.",
+                _DIVIDE,
             )
         return Finding(
             "the ranks' samples weigh otherwise than on one process",
