@@ -10,7 +10,7 @@ BENCHMARKS_VENV := .venv-benchmarks
 BENCHMARKS_STAMP := $(BENCHMARKS_VENV)/.installed
 # Not written into the call of `build`, where its comma would separate arguments.
 BENCHMARKS_NEED := -r benchmarks/requirements.txt -e '.[examples,parquet]'
-BENCHMARKS := tiny_step speed scaling exact start resume order checkpoint parquet shuffle linear_cross_entropy activation_checkpointing compile negatives batch_loss streams
+BENCHMARKS := tiny_step speed scaling exact start resume order checkpoint parquet shuffle linear_cross_entropy activation_checkpointing compile negatives batch_loss streams step_state
 
 # The oldest torch that pyproject.toml admits; everything else as constraints.txt has it.
 OLDEST_VENV := .venv-oldest
@@ -68,9 +68,6 @@ demo: $(STAMP) ## train the MNIST example on two processes, printing its accurac
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Empty, whatever the environment says: else each process that a test starts would compile every module again.
 test test-all test-oldest: export PYTHONDONTWRITEBYTECODE :=
-# Large pages, so that the thousands of forks of the tests have less to copy: 12% less CPU.
-test test-all: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
-test test-all: export PYTHONMALLOC := malloc
 
 test: $(STAMP) ## run the tests that need no GPU, but for the slow ones
 	$(PYTEST) -m "not gpu and not slow" $(PYTEST_ARGS)

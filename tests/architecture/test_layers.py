@@ -16,7 +16,7 @@ ROWS = (
     {"processes.world"},
     {"processes.watch"},
     {"runs.file", "runs.media"},
-    {"runs.dir", "runs.record", "runs.callback", "runs.checkpoint"},
+    {"runs.cut", "runs.dir", "runs.record", "runs.callback", "runs.checkpoint"},
     {"runs.loggers", "runs.report"},
     {"data"},
     {"task"},

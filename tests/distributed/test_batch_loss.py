@@ -233,7 +233,7 @@ def evaluate(world, config):
     task = build_task(config)
     runner = LaneRunner(task, Precision("float32", "cpu"), 0)
     model = build_model(task, 0)
-    return evaluate_batch(runner, model, {"test": task.train_dataset()}, world, config.batch)
+    return evaluate_batch(runner, model, {"test": task.train_dataset()}, world, config)
 
 
 @pytest.mark.parametrize("task", [*slow(Contrastive), ByRows])

@@ -157,7 +157,7 @@ def kind_of(config: RunConfig) -> type[Task]:
     return next(task for task in TASKS if config.task.class_path.endswith(f".{task.__name__}"))
 
 
-@pytest.mark.parametrize("world_size", [3, *slow(2)])
+@pytest.mark.parametrize("world_size", slow(2, 3))
 def test_the_bytes_are_those_of_one_process(world_size):
     layouts = [("ddp", world_size), ("fsdp", world_size)]
     configs = [gappy(task, layout) for layout in layouts for task in TASKS]
@@ -208,7 +208,7 @@ def test_evaluation_and_prediction_leave_them_out_too():
         assert [found[::2] for found in others] == [alone[::2]] * 2
 
 
-@pytest.mark.parametrize("task", [Gappy, GappyStream])
+@pytest.mark.parametrize("task", [Gappy, *slow(GappyStream)])
 def test_a_run_goes_on_in_the_middle_of_an_epoch_on_another_number(tmp_path, task):
     (state, _), folder = run(gappy(task, shuffle_buffer=5 * (task is GappyStream))), str(tmp_path)
     for (*layout,), last_step in ((("ddp", 3), 2), (("fsdp", 2), 5), (("single", 1), 9)):
@@ -279,7 +279,7 @@ def audited(world: World, config: RunConfig) -> list[str]:
     return [text for text in said if "left out" in text]
 
 
-@pytest.mark.parametrize("task", [Gappy, GappyStream])
+@pytest.mark.parametrize("task", [Gappy, *slow(GappyStream)])
 def test_they_are_counted_and_one_is_named(tmp_path, task):
     config = gappy(task, ("ddp", 2), num_workers=2)
     train_config = replace(config.train, run_dir=str(tmp_path), max_steps=None, epochs=2)
@@ -305,6 +305,7 @@ def test_they_are_counted_and_one_is_named(tmp_path, task):
     assert f"epoch 2: {num_lost} samples left out, as they cannot be read" in said
 
 
+@pytest.mark.slow
 def test_verify_finds_nothing_wrong():
     for task in (Gappy, GappyStream):
         assert verify(gappy(task, ("ddp", 2)), [2], num_steps=3).is_verified

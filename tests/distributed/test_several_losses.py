@@ -154,7 +154,7 @@ def test_weights_may_be_in_a_tensor():
 def evaluate(world, config):
     runner = LaneRunner(build_task(config), Precision("float32", "cpu"), 0)
     model = build_model(runner.task, 0)
-    return evaluate_batch(runner, model, {"test": runner.task.train_dataset()}, world, config.batch)
+    return evaluate_batch(runner, model, {"test": runner.task.train_dataset()}, world, config)
 
 
 def test_evaluation_adds_the_means_of_the_terms_over_the_dataset():

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "glossary.md"
 
-ONLY_IN_DOCS = {"gradient accumulation", "node_rank"}
-"""The code has lanes, and asks for the number of a machine under Slurm only."""
+ONLY_IN_DOCS = {"node_rank"}
+"""The code asks for the number of a machine under Slurm only."""
 
 
 def words_of(page: str) -> list[str]:

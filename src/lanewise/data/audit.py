@@ -11,8 +11,8 @@ import torch
 
 from lanewise.data import LaneBatch, digest
 from lanewise.processes.device.nested import map_leaves
+from lanewise.runs.cut import cut, cut_ranks
 from lanewise.runs.file import JsonLines, replacing
-from lanewise.runs.loggers.jsonl import cut, cut_ranks
 
 
 @final

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any, final
 
 import torch
@@ -120,7 +121,9 @@ class LaneReader(Dataset[LaneBatch]):
             num_given = len(indices) - len(batch.missing)
             batch.num_samples = num_given if self._files is None else len(samples)
             if batch.num_samples:
-                batch.data = self._collate(samples)
+                batch.data = self.collate(samples)
+                if batch.data is None:
+                    raise no_batch(self.collate)
             elif self.fills_empty:
                 batch.data = self._spare(len(indices))
             if not turn.positions:  # data of another lane, which don't count
@@ -157,34 +160,32 @@ class LaneReader(Dataset[LaneBatch]):
             samples += self._read((index,))[0]
         return samples
 
-    def _collate(self, samples: Sequence[Any]) -> Any:
-        data = self.collate(samples)
-        if data is None:
-            raise no_batch(self.collate)
-        return data
-
     def _spare(self, size: int) -> Any:
         """Return a micro-batch of the first samples that can be read; None if these are far away."""
         last = min(len(self.dataset), _MOST_TRIED * size)  # type: ignore[arg-type]
         for first in range(0, last, size):
             samples, _ = self._read(tuple(range(first, min(first + size, last))))
             if len(samples):
-                return self._collate(samples)
+                return self.collate(samples)
         return None
 
     def _read(self, indices: tuple[int, ...]) -> tuple[Sequence[Any], tuple[int, ...]]:
         """Return what `present` does of these samples."""
+        samples: list[Any] = []
         if self._reads_many:
             read = self.dataset.__getitems__(list(indices))  # type: ignore[attr-defined]
-            samples = read if isinstance(read, Rows) else list(read)
-            return present(samples, indices, self.missing, self.eval_dataset)
-        samples = []
-        for index in indices:
-            try:
-                samples.append(self.dataset[index])
-            except BaseException as error:
-                note_place(error, f"in sample {index}")
-                raise
+            if isinstance(read, Rows):
+                return read, ()
+            samples += read
+        else:
+            for index in indices:
+                try:
+                    samples.append(self.dataset[index])
+                except BaseException as error:
+                    note_place(error, f"in sample {index}")
+                    raise
+        if NoneType not in map(type, samples):
+            return samples, ()
         return present(samples, indices, self.missing, self.eval_dataset)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from lanewise.config import MissingName
-from lanewise.data.rows import Rows
 from lanewise.errors import DataError
 
 
@@ -22,9 +21,9 @@ def present(
     Raises:
         DataError: if one is None, and `missing` is not `skip`.
     """
-    if isinstance(samples, Rows) or not any(sample is None for sample in samples):
-        return samples, ()
     places = tuple(place for place, sample in enumerate(samples) if sample is None)
+    if not places:
+        return samples, ()
     if missing != "skip":
         raise DataError(
             f"{name_sample(numbers[places[0]], eval_dataset)} is None. Let the dataset return a sample (does "

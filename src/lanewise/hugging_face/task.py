@@ -18,7 +18,7 @@ METRICS = "metrics"
 """The name of what `compute_metrics` returns: `eval/metrics/accuracy`."""
 
 
-class Batch(NamedTuple):
+class CountedBatch(NamedTuple):
     """A micro-batch."""
 
     inputs: dict[str, Any]
@@ -90,16 +90,16 @@ class TrainerTask(Task):
         """Return those of the trainer by name; `eval` where it has one without a name."""
         return self._parts.eval_datasets
 
-    def collate(self, samples: Any) -> Batch:
+    def collate(self, samples: Any) -> CountedBatch:
         """Collate as the trainer does, and count the targets."""
         inputs = dict(self._parts.collator(list(samples)))
-        return Batch(inputs, NUM_TARGETS[self._parts.counts](inputs, len(samples)))
+        return CountedBatch(inputs, NUM_TARGETS[self._parts.counts](inputs, len(samples)))
 
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
+    def forward(self, model: nn.Module, batch: CountedBatch) -> Any:
         """Return the model's outputs."""
         return self._parts.forward(model, batch.inputs, _divisor(batch.inputs))
 
-    def loss(self, outputs: Any, batch: Batch) -> Loss:
+    def loss(self, outputs: Any, batch: CountedBatch) -> Loss:
         """Return the sum of the losses of the targets, and their number."""
         value = self._parts.loss(outputs, batch.inputs, _divisor(batch.inputs))
         return (Loss if self._parts.takes_count else Loss.mean)(value, batch.num_targets)
@@ -113,7 +113,7 @@ class TrainerTask(Task):
         compute = self._parts.compute_metrics
         return {} if compute is None else {METRICS: EvalPredictions(compute)}
 
-    def update_metrics(self, metrics: Mapping[str, Metric], outputs: Any, batch: Batch) -> None:
+    def update_metrics(self, metrics: Mapping[str, Metric], outputs: Any, batch: CountedBatch) -> None:
         """Give it the logits and labels of a micro-batch."""
         if not metrics:
             return

@@ -17,7 +17,7 @@ from lanewise.adapt.sections import merged, steps_of
 from lanewise.commands.jobs.api import TrainResult
 from lanewise.commands.jobs.api import train as train_task
 from lanewise.errors import ConfigError, TaskError
-from lanewise.lightning.step import LOGGED, Step, TrainerThere, prepared
+from lanewise.lightning.step import LOGGED, StepKind, TrainerThere, prepared
 from lanewise.lightning.task import ModuleParts, ModuleTask, loss_of
 from lanewise.processes.world.environment import require_no_world
 from lanewise.runs.checkpoint.model_file import load_model
@@ -238,7 +238,7 @@ def _look(parts: ModuleParts, num_samples: int) -> None:
     """Look at the first micro-batches: is the loss a mean over samples, and what does validation log."""
     module = prepared(parts.module, parts.trainer)
 
-    def step(data: Any, of_samples: int, kind: Step = Step.TRAINING, seed: int = 0) -> Any:
+    def step(data: Any, of_samples: int, kind: StepKind = StepKind.TRAINING, seed: int = 0) -> Any:
         torch.manual_seed(seed)
         return module(kind, data, of_samples)
 
@@ -265,7 +265,7 @@ def _look(parts: ModuleParts, num_samples: int) -> None:
                 )
         for dataset in parts.eval_datasets.values():
             samples = [dataset[index] for index in range(min(num_samples, len(dataset)))]
-            stepped = step(parts.collate(samples), len(samples), Step.VALIDATION)
+            stepped = step(parts.collate(samples), len(samples), StepKind.VALIDATION)
             parts.metrics = {name: MeanMetric() for name in stepped.values} | getattr(module, LOGGED)
 
 

@@ -17,7 +17,7 @@ LOGGED = "lanewise_logged"
 """The attribute of a module that collects what a step logs; afterwards it has the torchmetrics by name."""
 
 
-class Step(Enum):
+class StepKind(Enum):
     """What a call of a prepared module calls, given first: then come the batch and its number of samples."""
 
     TRAINING = "training_step"
@@ -72,7 +72,7 @@ class _NoIndex:
 
 
 def prepared(module: nn.Module, trainer: TrainerThere) -> Any:
-    """Return a copy of a module that can be called with a `Step`, and is what it was for any other call."""
+    """Return a copy of a module to call with a `StepKind`; any other call does what it did."""
     made: Any = copy.deepcopy(module)
     made.trainer = trainer
     made.forward = MethodType(_forward, made)
@@ -88,7 +88,7 @@ def _metrics_in(module: nn.Module) -> list[Metric]:
 
 
 def _forward(self: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(step, Step):
+    if not isinstance(step, StepKind):
         return type(self).forward(self, step, *args, **kwargs)
     batch, num_samples = args
     held = _metrics_in(self)
@@ -102,7 +102,7 @@ def _forward(self: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
     values: dict[str, tuple[Any, Any]] = {}
     states: MetricStates = {}
     for name, (value, weight) in logged.items():
-        if isinstance(value, Metric) and step is Step.VALIDATION:
+        if isinstance(value, Metric) and step is StepKind.VALIDATION:
             states |= take_states({name: value})
         else:
             found = value.compute() if isinstance(value, Metric) else value

@@ -10,12 +10,12 @@ from torchmetrics import Metric
 
 from lanewise.adapt.optimizer import BuiltOptimizer
 from lanewise.errors import TaskError
-from lanewise.lightning.step import Step, Stepped, TrainerThere, prepared
+from lanewise.lightning.step import StepKind, Stepped, TrainerThere, prepared
 from lanewise.metrics import load_merged, take_states
 from lanewise.task import Loss, Task
 
 
-class Batch(NamedTuple):
+class CollatedBatch(NamedTuple):
     """A micro-batch."""
 
     data: Any
@@ -59,15 +59,15 @@ class ModuleTask(Task):
         """Return that of the validation loader as `val`, if there is one."""
         return self._parts.eval_datasets
 
-    def collate(self, samples: Any) -> Batch:
+    def collate(self, samples: Any) -> CollatedBatch:
         """Collate as the loader does."""
-        return Batch(self._parts.collate(list(samples)), len(samples))
+        return CollatedBatch(self._parts.collate(list(samples)), len(samples))
 
-    def forward(self, model: nn.Module, batch: Batch) -> Stepped:
+    def forward(self, model: nn.Module, batch: CollatedBatch) -> Stepped:
         """Call training_step."""
-        return Stepped(*model(Step.TRAINING, *batch))
+        return Stepped(*model(StepKind.TRAINING, *batch))
 
-    def loss(self, outputs: Stepped, batch: Batch) -> Loss:
+    def loss(self, outputs: Stepped, batch: CollatedBatch) -> Loss:
         """Return what training_step returned, and what it logged."""
         loss = loss_of(outputs.returned, batch.num_samples)
         if loss is None:
@@ -83,11 +83,11 @@ class ModuleTask(Task):
         """Return the groups of the optimizer that configure_optimizers returned."""
         return self._parts.optimizer.parameter_groups(model)
 
-    def eval_forward(self, model: nn.Module, batch: Batch) -> Stepped:
+    def eval_forward(self, model: nn.Module, batch: CollatedBatch) -> Stepped:
         """Call validation_step."""
-        return Stepped(*model(Step.VALIDATION, *batch))
+        return Stepped(*model(StepKind.VALIDATION, *batch))
 
-    def eval_loss(self, outputs: Stepped, batch: Batch) -> Loss | None:
+    def eval_loss(self, outputs: Stepped, batch: CollatedBatch) -> Loss | None:
         """Return what validation_step returned; None where it only logs."""
         return loss_of(outputs.returned, batch.num_samples)
 
@@ -95,7 +95,7 @@ class ModuleTask(Task):
         """Return metrics for what validation_step logs."""
         return {name: copy.deepcopy(metric) for name, metric in self._parts.metrics.items()}
 
-    def update_metrics(self, metrics: Mapping[str, Metric], outputs: Stepped, batch: Batch) -> None:
+    def update_metrics(self, metrics: Mapping[str, Metric], outputs: Stepped, batch: CollatedBatch) -> None:
         """Add what validation_step logged of a micro-batch."""
         if unknown := sorted({*outputs.values, *outputs.states} - metrics.keys()):
             raise TaskError(

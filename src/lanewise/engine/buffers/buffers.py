@@ -86,6 +86,8 @@ class LaneBuffers:
         self._placement = placement
         # For each pack, its copies on all replicas.
         self._packs: list[tuple[BufferPack, ...]] | None = None
+        self._large: list[tuple[int, BufferPack]] = []
+        """By their numbers, those of the first replica that may share the memory of the start."""
         self._num_begun = 0
         self._lanes: list[_Lane] = []
         self._check: Callable[[], None] = lambda: None
@@ -109,6 +111,7 @@ class LaneBuffers:
     def _find_packs(self) -> list[tuple[BufferPack, ...]]:
         left_out = [place for places in self._step_state for place in places]
         packs = [pack_buffers(modules, left_out) for modules in self._modules]
+        self._large = [(number, pack) for number, pack in enumerate(packs[0]) if pack.is_large]
         return list(zip(*packs, strict=True))
 
     def _begin_step(self) -> None:
@@ -179,7 +182,8 @@ class LaneBuffers:
             return
         if len(self._lanes[0].turn.present) == 1 and self._is_one_device:
             self._lanes, self._num_begun = [], 0
-            self._end_step(changes)
+            for number, pack in self._large:
+                pack.end_step(is_changed=changes[number] > 0)
             return
         lanes = [lane for lane in self._lanes if lane.turn.positions]
         for lane in lanes:
@@ -202,14 +206,10 @@ class LaneBuffers:
                 for other in others:
                     other.follow(first)
         self.discard()
-        self._end_step(changes)
+        for number, pack in self._large:
+            pack.end_step(is_changed=changes[number] > 0)
         if reshaped:  # buffers may belong to other packs now
             self._packs = None
-
-    def _end_step(self, changes: Sequence[float]) -> None:
-        assert self._packs is not None
-        for (first, *_), change in zip(self._packs, changes, strict=True):
-            first.end_step(is_changed=change > 0)
 
     def check(self) -> None:
         """Raise the error that `merge` found; separate from `merge`, which so need not wait for a GPU.

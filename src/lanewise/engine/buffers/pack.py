@@ -85,6 +85,8 @@ class BufferPack:
         self.start: torch.Tensor | None = None
         """The values at the start of the step, flat; None where the only buffer was None."""
         self.note_start()
+        self.is_large = len(places) == 1 and self.kind[0] > _MOST_ELEMENTS
+        """Whether it costs something to copy it in each lane; see `end_step`."""
 
     @property
     def has_its_forms(self) -> bool:
@@ -125,7 +127,7 @@ class BufferPack:
 
     def reset(self) -> None:
         """Put the values and forms at the start of the step back into the modules."""
-        if self._is_untouched:
+        if self._shares and self._is_untouched:
             return
         tensors = []
         for number, (_, module, key) in enumerate(self._places):
@@ -142,9 +144,9 @@ class BufferPack:
 
     def look(self) -> PackLook:
         """Compare the buffers with the start of the step; return a copy too, unless surely none changed."""
-        if self._is_untouched:
-            return PackLook(0.0, None, self.forms)
         if self._shares:
+            if self._is_untouched:
+                return PackLook(0.0, None, self.forms)
             self._shares = False
         now = self._now()
         forms, tensors = forms_of(now), [tensor for tensor in now if tensor is not None]
@@ -157,18 +159,17 @@ class BufferPack:
         return PackLook(change, flat.clone() if flat is not None and len(tensors) == 1 else flat, forms)
 
     def end_step(self, *, is_changed: bool) -> None:
-        """Learn whether some lane changed it, and let go of shared memory: who writes now copies nothing."""
+        """Learn whether a lane changed a large one, and let go of shared memory before others write."""
         if self._shares is None:
-            has_one = len(self._places) == 1 and self.kind[0] > _MOST_ELEMENTS
-            self._shares = has_one and not is_changed
+            self._shares = not is_changed
         if self._shares:
             self._set_start(None, self.forms)
 
     @property
     def _is_untouched(self) -> bool:
         """Whether the buffer still shares the memory of the start, so that surely nobody wrote it."""
-        if not self._shares or self.start is None:  # which is so between two steps
-            return bool(self._shares)
+        if self.start is None:  # between two steps
+            return True
         (now,) = self._now()
         return now is not None and now is self._tensors[0] and _address(now) == _address(self.start)
 

@@ -239,9 +239,8 @@ class Lanes:
         """
         given = {"sample_lengths": sample_lengths, "sample_weights": sample_weights}
         tables = {name: partial(np.asarray, table) for name, table in given.items() if table is not None}
-        inputs = dataset, collate, self._seed, self._batch
         loader = build_source(
-            *inputs,
+            *(dataset, collate, self._seed, self._batch),
             DataConfig(
                 num_workers=num_workers, shuffle_buffer=shuffle_buffer, missing=missing, drop_last=drop_last
             ),
@@ -257,8 +256,8 @@ class Lanes:
         batches = loader.batches(first_step, None)
         if audit is not None:
             plan, of_order = loader.plan()
-            place = RunDir(Path(audit)).audit, self.rank, self.world_size
-            log = AuditLog(*place, first_step, {**plan, "seed": self._seed}, of_order)
+            place = RunDir(Path(audit)).audit, self.rank, self.world_size, first_step
+            log = AuditLog(*place, {**plan, "seed": self._seed}, of_order)
             batches = recorded = log.record(batches)
             atexit.register(recorded.close)  # before Python's end, where its file could not be closed
         return Steps(loader, self._prepared, first_step, batches)

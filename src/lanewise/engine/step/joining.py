@@ -20,7 +20,7 @@ from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
 from lanewise.reduce.pending import new_tree_sum
 
-_NOTHING, _GIVES, _MISFIT = 0, 1, -1
+_NOTHING, _GIVES, _MISMATCH = 0, 1, -1
 """What a lane tells: that it gives nothing, as one without samples; that it gives its parts; or others than
 the first step fixed."""
 
@@ -66,7 +66,7 @@ class Joining:
         self._told: dict[int, tuple[Term, ...]] = {}
         self._rows: list[list[torch.Tensor]] = []
         self._sums: dict[torch.dtype, TreeSum[list[torch.Tensor]]] = {}
-        self.misfits: list[tuple[int, str]] = []
+        self.mismatches: list[tuple[int, str]] = []
         """The lanes of this process that give something else than the first step fixed, and what."""
 
     def add(self, batch: LaneBatch, parts: LaneParts | None) -> None:
@@ -78,8 +78,8 @@ class Joining:
             return
         state = _NOTHING if parts is None else _GIVES
         if parts is not None and parts.form != self._form:
-            self.misfits.append((batch.turn.lane, parts.form or "nothing"))
-            state, parts = _MISFIT, None
+            self.mismatches.append((batch.turn.lane, parts.form or "nothing"))
+            state, parts = _MISMATCH, None
         if not self.is_on:
             return
         rows = [] if parts is None else list(tensors_in(parts.gather))
@@ -140,8 +140,8 @@ class Joining:
             TaskError: on every rank, if a lane gave other parts than the lanes of the first step.
         """
         told = {row.lane: row.terms[-self.num_terms :] for row in lanes}
-        if any(terms[0].value == _MISFIT for terms in told.values()):
-            self.refuse_misfits(self._world.all_gather_tree(self.misfits), batch.turn.step)
+        if any(terms[0].value == _MISMATCH for terms in told.values()):
+            self.refuse_mismatches(self._world.all_gather_tree(self.mismatches), batch.turn.step)
         num_samples = int(sum(float(terms[0].weight) for terms in told.values()))
         gathered = self._gather(
             {lane: [int(term.value) for term in terms[1:]] for lane, terms in told.items()}
@@ -155,10 +155,10 @@ class Joining:
             map_parts(lambda leaf: next(sums[_added_as(leaf.dtype)]), self._template.total),
         )
 
-    def refuse_misfits(self, told: Sequence[Sequence[tuple[int, str]]], step: int) -> None:
-        """Raise TaskError if a process has misfits."""
-        if misfits := [misfit for of_rank in told for misfit in of_rank]:
-            _refuse([("of the first step", self._form or "nothing"), *misfits], step)
+    def refuse_mismatches(self, told: Sequence[Sequence[tuple[int, str]]], step: int) -> None:
+        """Raise TaskError if a process has mismatches."""
+        if mismatches := [mismatch for of_rank in told for mismatch in of_rank]:
+            _refuse([("of the first step", self._form or "nothing"), *mismatches], step)
 
     def _gather(self, sizes: Mapping[int, Sequence[int]]) -> list[torch.Tensor]:
         """Return each gathered tensor with the rows of all lanes, by how many each lane has."""

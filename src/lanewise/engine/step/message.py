@@ -183,7 +183,7 @@ class StepMessage:
         value: torch.Tensor | float = 0.0
         if loss.value is not None:
             value = loss.value.item() if loss.value.is_cpu else loss.value.detach()
-        if self._joining.misfits:  # so that no rank updates, and all ask why
+        if self._joining.mismatches:  # so that no rank updates, and all ask why
             value = math.nan
         self._rows.append(LaneRow(lane, (Term(value, loss.weight, loss.factor),)))
 
@@ -301,9 +301,9 @@ class StepMessage:
             logger.warning("step %d: the global batch has weight 0, so nothing was updated", turn.step + 1)
         if math.isfinite(totals.loss_sum):
             return
-        of_ranks = self._world.all_gather_tree((self._samples, self.find_not_finite(), self._joining.misfits))
-        told_samples, not_finite, misfits = zip(*of_ranks, strict=True)
-        self._joining.refuse_misfits(misfits, turn.step)
+        own = self._samples, self.find_not_finite(), self._joining.mismatches
+        told_samples, not_finite, mismatches = zip(*self._world.all_gather_tree(own), strict=True)
+        self._joining.refuse_mismatches(mismatches, turn.step)
         samples: Mapping[int, Sequence[int]] = ChainMap(*told_samples)
         bad = [(lane, "outputs that are not finite") for lanes in not_finite for lane in lanes]
         if not bad:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
+from lanewise.runs.cut import cut_ranks
 from lanewise.runs.file import JsonLines
-from lanewise.runs.loggers.jsonl import cut_ranks
 
 
 @final

@@ -37,7 +37,7 @@ def all_of(samples: FirstSamples) -> list[Any]:
 
 
 def test_they_are_those_of_the_first_steps_lane_after_lane():
-    found = FirstSamples(Lanes(5, 1, 0, 3), 0, BATCH, 2)
+    found = FirstSamples(Lanes(5, 1, 0, 3), 0, BATCH, 2, missing="error")
     assert all_of(found) == [(0, 0), (0, 1), (1, 0), (3, 0), (3, 1), (0, 2), (0, 3), (3, 2)]
 
 
@@ -46,9 +46,9 @@ def test_those_of_a_plain_stream_come_as_they_come():
         def __iter__(self) -> Iterator[int]:
             return iter(range(100))
 
-    assert all_of(FirstSamples(Plain(), 0, BATCH, 2)) == list(range(16))
-    assert all_of(readable(Plain(), 0, BATCH, "held_out")) == list(range(8))
-    assert readable([1, 2], 0, BATCH, "held_out") == [1, 2]
+    assert all_of(FirstSamples(Plain(), 0, BATCH, 2, missing="error")) == list(range(16))
+    assert all_of(readable(Plain(), 0, BATCH, "error", "held_out")) == list(range(8))
+    assert readable([1, 2], 0, BATCH, "error", "held_out") == [1, 2]
 
 
 def test_whoever_changes_a_sample_changes_a_copy():
@@ -56,10 +56,10 @@ def test_whoever_changes_a_sample_changes_a_copy():
         def __iter__(self) -> Iterator[torch.Tensor]:
             return iter(torch.zeros(3, 1))
 
-    found = FirstSamples(OfTensors(), 0, BATCH)
+    found = FirstSamples(OfTensors(), 0, BATCH, missing="error")
     found[0].add_(1)
     assert found[0].tolist() == [0]
-    assert found[3] is None
+    assert found[3] == ""
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_whoever_changes_a_sample_changes_a_copy():
     ],
 )
 def test_lanes_with_the_same_samples_are_found_unless_all_samples_are_the_same(stream, lanes):
-    assert FirstSamples(stream, 0, BATCH, 2).equal_lanes() == lanes
+    assert FirstSamples(stream, 0, BATCH, 2, missing="error").equal_lanes() == lanes
 
 
 def test_a_run_leaves_weights_and_buffers_as_they_were():

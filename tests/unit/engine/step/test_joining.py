@@ -110,8 +110,8 @@ def test_what_comes_after_the_first_step_is_an_error_that_the_message_tells_all(
     joining.add(LaneBatch(turn, (0, 1), None, 2), NO_PARTS)
     joining.agree([joining.offer()], 0)
     joining.add(LaneBatch(turn, (0, 1), None, 2), NO_PARTS)
-    assert not joining.misfits
+    assert not joining.mismatches
     joining.add(LaneBatch(turn, (0, 1), None, 2), given(1))
     assert not joining.is_on
     with pytest.raises(TaskError, match=r"of the first step: nothing\n  lane 0: gather ids"):
-        joining.refuse_misfits([joining.misfits], 3)
+        joining.refuse_mismatches([joining.mismatches], 3)

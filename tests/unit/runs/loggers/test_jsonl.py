@@ -6,7 +6,6 @@ import time
 import pytest
 
 from lanewise.errors import StorageError
-from lanewise.runs.loggers import jsonl
 from lanewise.runs.loggers.jsonl import JsonlLogger
 from lanewise.runs.media import Media
 
@@ -187,7 +186,7 @@ def test_a_full_disk_is_one_error_that_names_the_file(small_disk):
 
 
 def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(jsonl, "_MAX_LINE", 20)
+    monkeypatch.setattr("lanewise.runs.cut._MAX_LINE", 20)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n' + b"\0" * 50 + b'\n{"step": 1}\n')
     JsonlLogger(path, after_step=1)
