@@ -71,7 +71,9 @@ def _look_at_training(passes: Sequence[Any], single: Any) -> Iterator[Finding | 
     before_last = Counter(
         sample for batches in of_ranks for batch in batches[: rounds - 1] for sample in batch
     )
-    twice = [sample for sample, count in (before_last if is_whole else reads).items() if count > 1]
+    # The last batches may be padded; loaders read ahead, so also where the pass was not seen to its end.
+    looked = before_last if is_whole or rounds > 1 else reads
+    twice = [sample for sample, count in looked.items() if count > 1]
     distinct = f"{sum(reads.values())} reads of {len(reads)} samples"
     what = "the first epoch" if is_whole else "these updates"
     alone = [sample for batch in single["samples"] for sample in batch]
