@@ -42,11 +42,14 @@ def forget_modules_of_the_test(tmp_path_factory: pytest.TempPathFactory) -> Iter
     before = set(sys.modules)
     yield
     temporary = str(tmp_path_factory.getbasetemp())
+    found = []
     for name in sys.modules.keys() - before:
         module = sys.modules[name]
         places = (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
         if any(str(place).startswith(temporary) for place in places):
-            del sys.modules[name]
+            found.append(name)
+    for name in found:  # afterwards: the path of a package without a file is asked of its parent
+        del sys.modules[name]
 
 
 @pytest.fixture

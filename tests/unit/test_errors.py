@@ -187,6 +187,9 @@ def test_of_an_error_in_a_loader_process_its_own_traceback_is_shown(kind):
     assert written.splitlines()[-1] == traceback.format_exception_only(kind("of the user"))[0].rstrip()
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # torch may say it again in __del__
 def test_of_a_loader_process_that_ended_only_that_is_shown():
     written = read_in_a_loader(lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert re.fullmatch(r"RuntimeError: DataLoader worker \(pid.*", written)

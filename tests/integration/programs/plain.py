@@ -57,7 +57,7 @@ data = Noisy() if given.fault == "augmented" else TensorDataset(features, target
 if given.fault == "sliced":  # which is right: every rank takes other rows
     data = TensorDataset(features[rank::world_size], targets[rank::world_size])
 if given.fault == "split_by_rank":
-    data, _ = random_split(data, [48, 22], torch.Generator().manual_seed(rank))
+    data, _ = random_split(data, [48, 23], torch.Generator().manual_seed(rank))
 if given.fault == "subset":
     data = Subset(data, range(3, 67))
 sampler = None

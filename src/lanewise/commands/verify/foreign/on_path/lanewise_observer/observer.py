@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, final
@@ -225,8 +226,15 @@ class Observer:
         if getattr(iterator, "lanewise_pass", None) is not None and not iterator.lanewise_pass.indices:
             return  # which is told of its first pass twice, where other processes read for the loader
         is_stream = loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset)
-        iterator.lanewise_pass = LoaderPass(loader.dataset, is_stream, len(self.updates))
+        num_batches = 0
+        if not is_stream:
+            with suppress(TypeError):  # of a sampler without a length
+                num_batches = len(loader)
+        ended = [held for held in self.passes if held.is_ended and not held.is_training and held.num_taken]
+        iterator.lanewise_pass = LoaderPass(loader.dataset, is_stream, len(self.updates), num_batches)
         self.passes.append(iterator.lanewise_pass)
+        if self.until == "evaluation" and any(held.first_update for held in ended):
+            self.finish()
 
     def next_index(self, held: LoaderPass, following: Callable[[], Any]) -> Any:
         """Return what to read next: what the sampler says, or what the other processes read."""
@@ -252,6 +260,7 @@ class Observer:
     def take(self, held: LoaderPass, batch: Any) -> None:
         """Note that a batch was given out."""
         held.num_taken += 1
+        held.is_ended = held.num_taken == held.num_batches  # who knows the length does not ask for more
         self._current = held
         if self.keeps_gradients:
             held.counts.append(counts_of(batch))

@@ -167,6 +167,8 @@ class LoaderPass:
     is_stream: bool
     first_update: int
     """The number of updates before it."""
+    num_batches: int = 0
+    """How many the loader has; 0 where it does not know."""
     indices: list[Any] = field(default_factory=list)
     """Those of each batch that was asked for, as the loader's sampler gave them."""
     counts: list[dict[str, int]] = field(default_factory=list)

@@ -81,7 +81,7 @@ def test_samples_of_subsets_are_known_by_their_place_in_the_whole_dataset():
 
 
 def test_what_was_asked_for_and_not_given_out_does_not_count():
-    held = LoaderPass(TensorDataset(torch.arange(10)), False, 0, [[1, 2], [3, 4]], num_taken=1)
+    held = LoaderPass(TensorDataset(torch.arange(10)), False, 0, indices=[[1, 2], [3, 4]], num_taken=1)
     assert held.note()["samples"] == [[1, 2]]
 
 
