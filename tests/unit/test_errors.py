@@ -177,7 +177,7 @@ def read_in_a_loader(fails: Callable[[], object]) -> str:
         map_leaves(lambda _: list(batches), torch.ones(()))
     with suppress(
         RuntimeError
-    ):  # torch says that a process was killed when its signal comes, if that is late
+    ):  # which torch raises when the signal of the end comes late
         batches._shutdown_workers()
     return traceback_of(caught.value)
 
