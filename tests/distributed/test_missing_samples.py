@@ -266,6 +266,22 @@ def test_a_global_batch_of_nothing_is_an_error_on_every_process():
             assert "the dataset gave None for all samples of step 1, such as samples [" in text
 
 
+class NoLastStep(Gappy):
+    """An epoch whose last step, which not all lanes have, loses all its samples."""
+
+    def train_dataset(self) -> Any:
+        whole = Sentences(self.num_samples)
+        return [whole[index] if index < 48 else None for index in range(self.num_samples)]
+
+
+def test_the_last_step_of_an_epoch_may_lose_all_its_samples():
+    """It was taken for a dataset without a return, and ended the run at each --resume."""
+    (((alone, losses),),) = run_distributed(outcomes, 1, [gappy(NoLastStep)])
+    for ((state, on_rank),) in run_distributed(outcomes, 3, [gappy(NoLastStep, ("ddp", 3))]):
+        assert state == alone
+        assert repr(on_rank) == repr(losses)  # NaN in the step without samples
+
+
 def audited(world: World, config: RunConfig) -> list[str]:
     """Train with an audit; return what rank 0 said of samples that are left out."""
     said: list[str] = []

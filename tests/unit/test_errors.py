@@ -175,9 +175,7 @@ def read_in_a_loader(fails: Callable[[], object]) -> str:
     batches: Any = iter(DataLoader(Unreadable(fails), num_workers=1))
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
         map_leaves(lambda _: list(batches), torch.ones(()))
-    with suppress(
-        RuntimeError
-    ):  # which torch raises when the signal of the end comes late
+    with suppress(RuntimeError):  # which torch raises when the signal of the end comes late
         batches._shutdown_workers()
     return traceback_of(caught.value)
 

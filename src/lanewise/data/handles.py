@@ -18,15 +18,14 @@ _FOREIGN = (("h5py", "File"), ("lmdb", "Environment"))
 
 def open_handles(dataset: object) -> Iterator[tuple[str, Any]]:
     """Yield what is open among the attributes of a dataset, and of datasets in it, with its name."""
-    for name, value in vars(dataset).items() if hasattr(dataset, "__dict__") else ():
-        if isinstance(value, Dataset):
-            yield from open_handles(value)
-        elif isinstance(value, list | tuple):  # as of a ConcatDataset
-            for inner in value:
-                if isinstance(inner, Dataset):
-                    yield from open_handles(inner)
-        elif _is_open(value):
-            yield f"{type(dataset).__name__}.{name}", value
+    datasets = [dataset]
+    for owner in datasets:  # to which those in it are added
+        for name, value in getattr(owner, "__dict__", {}).items():
+            for inner in value if isinstance(value, list | tuple) else [value]:  # as of a ConcatDataset
+                if isinstance(inner, Dataset) and not any(inner is known for known in datasets):
+                    datasets.append(inner)
+            if _is_open(value):
+                yield f"{type(owner).__name__}.{name}", value
 
 
 def require_own_handles(dataset: object, inherited: Sequence[object]) -> None:

@@ -133,7 +133,7 @@ def _naming_missing(batches: Iterator[LaneBatch], reader: LaneReader | StreamRea
         yield batch
 
 
-def _until_told(batches: Iterator[LaneBatch | None], length: RunLength | None = None) -> Iterator[LaneBatch]:
+def _until_told(batches: Iterator[LaneBatch | None], length: RunLength | None) -> Iterator[LaneBatch]:
     """Let torch say first that a worker has ended, where that is what broke a connection to it.
 
     Torch says so, from the handler of the signal that the kernel sends, a moment after the connection breaks.

@@ -27,7 +27,7 @@ from lanewise.engine.step.step import TrainStep
 from lanewise.engine.step.whole_loss import TaskLoss
 from lanewise.engine.transforms import CompilationLog
 from lanewise.errors import ConfigError, PreemptedError, noting
-from lanewise.lanes import PROGRESS
+from lanewise.lanes import own_progress
 from lanewise.processes.device.accelerator import device_name, has_streams
 from lanewise.processes.device.peak import peak_flops_per_second
 from lanewise.processes.watch.heartbeat import CALLBACK, EVALUATION, SAVE, heartbeat
@@ -139,7 +139,7 @@ class Engine:
         )
         begin = time.perf_counter()
         start = RunStart(run_dir.path, run_id, self.run.config, self.first_step + 1, self.run.last_step)
-        with closing(phases), observers.observing(start):
+        with closing(phases), observers.observing(start), own_progress():
             shown = ShownModel(self.run, observers)
             if self.evaluation is not None and self.evaluation.is_due:  # a signal came before this evaluation
                 self._evaluate(self.first_step - 1, run_dir, observers)
@@ -166,7 +166,6 @@ class Engine:
                     self._save(report.step, observers, stops=stops)
             observers.catch_up()
             self.stop_reason = observers.stop_reason()
-            PROGRESS.set(None)
             self._finish(run_dir)
         if self.run.world.rank == 0:
             self._describe_end(self.next_step, time.perf_counter() - begin)
@@ -212,7 +211,7 @@ class Engine:
         return self._is_ended_by_callback or (self.evaluation is not None and self.evaluation.ends_run)
 
     def _show_epoch(self, epoch: int, step: int, observers: Observers) -> None:
-        """Show how much the epoch read. Collective where the dataset counts its bytes."""
+        """Show what the epoch read and left out. Collective where `EpochReads` counts."""
         if values := self._reads.take(epoch):
             observers.catch_up()
             observers.show_epoch(epoch, step, values)

@@ -13,6 +13,7 @@ from lanewise.lanes.placement import lane_ranges as lane_ranges
 from lanewise.lanes.progress import PROGRESS as PROGRESS
 from lanewise.lanes.progress import RunLength as RunLength
 from lanewise.lanes.progress import StepProgress as StepProgress
+from lanewise.lanes.progress import own_progress as own_progress
 from lanewise.lanes.schedule import LaneTurn as LaneTurn
 from lanewise.lanes.schedule import Schedule as Schedule
 from lanewise.lanes.schedule import SequentialSchedule as SequentialSchedule

@@ -1,5 +1,7 @@
 """Where in its run a step is, for code of the user's that depends on it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -42,3 +44,12 @@ PROGRESS: ContextVar[tuple[int, int, RunLength] | None] = ContextVar("progress",
 A plain tuple, as it is set for each lane. Whatever reads the batches of a run sets it with each of them, and
 what runs elsewhere sets it there: a loader's process, the thread of a replica, or of autograd.
 """
+
+
+@contextmanager
+def own_progress() -> Iterator[None]:
+    """Forget afterwards where in a run this block was, however it ends."""
+    try:
+        yield
+    finally:
+        PROGRESS.set(None)

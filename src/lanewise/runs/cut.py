@@ -3,7 +3,9 @@
 import logging
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lanewise.runs.file import json_object, open_regular, replacing, writing
 
@@ -13,6 +15,11 @@ _RANK = re.compile(r"rank-[0-9]{5,9}\.jsonl")
 
 _MAX_LINE = 16 * 2**20
 """The most bytes of a line of a file that may be anything; norms of 100,000 parameters take about as much."""
+
+
+def is_evaluation(columns: Mapping[str, Any]) -> bool:
+    """Tell whether a line of metrics.jsonl is of an evaluation, neither of a step nor of an epoch's reads."""
+    return not columns.keys() & {"train/learning_rate", "data/skipped_samples"}
 
 
 def cut(path: Path, after_step: int, *, evaluates_first: bool = False) -> None:
@@ -35,8 +42,7 @@ def cut(path: Path, after_step: int, *, evaluates_first: bool = False) -> None:
                 if line.endswith(b"\n"):
                     damaged.append(number)
                 continue
-            is_evaluation = not columns.keys() & {"train/learning_rate", "data/skipped_samples"}
-            is_repeated = evaluates_first and is_evaluation and columns["step"] == after_step
+            is_repeated = evaluates_first and is_evaluation(columns) and columns["step"] == after_step
             if columns["step"] <= after_step and not is_repeated:
                 kept.write(line if line.endswith(b"\n") else line + b"\n")
     if damaged:

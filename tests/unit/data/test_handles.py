@@ -141,3 +141,13 @@ def test_a_file_of_hdf5_is_seen_until_it_is_closed(monkeypatch):
     assert list(open_handles(Holding(held))) == [("Holding.held", held)]
     held.clear()
     assert list(open_handles(Holding(held))) == []
+
+
+def test_datasets_that_know_each_other_are_looked_at_once(path):
+    """It was a RecursionError, also of a program that opens no file."""
+    lines, around = Lines(path), Subset([1], [0])
+    lines.parent, around.dataset = around, lines
+    assert list(open_handles(around)) == []
+    lines[0]
+    assert [name for name, _ in open_handles(around)] == ["Lines.file"]
+    lines.close()

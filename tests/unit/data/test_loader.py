@@ -302,7 +302,7 @@ def test_a_connection_that_breaks_because_a_worker_is_killed_is_not_the_error():
         raise ConnectionResetError
 
     with pytest.raises(RuntimeError, match=f"{worker}.* is killed by signal"):
-        list(workers._until_told(breaks()))
+        list(workers._until_told(breaks(), None))
 
 
 TRAINER = """

@@ -1,6 +1,8 @@
 """Where in its run a step is, and who asked for the length of the run."""
 
-from lanewise.lanes import RunLength, StepProgress
+from contextlib import suppress
+
+from lanewise.lanes import PROGRESS, RunLength, StepProgress, own_progress
 
 
 def test_only_what_depends_on_the_length_asks_for_it():
@@ -13,3 +15,11 @@ def test_only_what_depends_on_the_length_asks_for_it():
 def test_a_stream_that_is_read_to_its_end_has_no_length():
     progress = StepProgress(3, 1, RunLength())
     assert (progress.num_steps, progress.fraction) == (None, None)
+
+
+def test_it_is_forgotten_where_a_run_ends_with_an_error():
+    """Whatever ran next in a notebook saw that of the run that had failed."""
+    with suppress(KeyError), own_progress():
+        PROGRESS.set((3, 1, RunLength(12)))
+        raise KeyError
+    assert PROGRESS.get() is None

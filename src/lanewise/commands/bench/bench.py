@@ -83,7 +83,7 @@ def bench(
                 try:
                     row.trained = train(row.mode, configure, num_steps)
                 except LanewiseError as error:
-                    row.failure = text_of(error)
+                    row.training_failure = text_of(error)
         if report.trials is not None and report.fastest is not None:
             mode = report.fastest.mode
             # A reducer that shards gives the modules of a model other classes.

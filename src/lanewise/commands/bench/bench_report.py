@@ -57,7 +57,7 @@ class BenchReport:
         return _median(row) / _median(alone) if alone and alone.rounds and row.rounds else None
 
     def table(self) -> RenderableType:
-        """Draw the speeds, the parts of a step, and the memory, each in 80 columns."""
+        """Draw the speeds, the parts of a step, the memory and the evaluations, each in 80 columns."""
         grade = self.config.distributed.equality
         tables = [
             ("samples/s, +- half the width of the middle half of the rounds", self._speeds()),
@@ -70,8 +70,9 @@ class BenchReport:
 
     def lines(self) -> Iterator[str]:
         """Say what failed, what is noisy, whether the models are equal, and what bounds the fastest row."""
-        for failure in dict.fromkeys(row.failure for row in self.rows.values() if row.failure):
-            modes = (str(row.mode) for row in self.rows.values() if row.failure == failure)
+        failures = [(row, row.failure or row.training_failure) for row in self.rows.values()]
+        for failure in dict.fromkeys(failure for _, failure in failures if failure):
+            modes = (str(row.mode) for row, of_row in failures if of_row == failure)
             yield f"{'; '.join(modes)}: {failure}"
         if num_noisy := sum(bool(row.rounds) and not row.is_steady for row in self.rows.values()):
             yield (

@@ -37,6 +37,8 @@ class BenchRow:
     """The stints of all processes, for each round."""
     trained: Trained | None = None
     """What came of some steps and an evaluation; None where they were not asked for, or failed."""
+    training_failure: str = ""
+    """Why these failed."""
     failure: str = ""
     """Why it could not be measured, or not to the end."""
 
@@ -165,4 +167,5 @@ class BenchRow:
             "utilization": self.utilization,
             "model": self.model or None,
             "trained": self.trained and asdict(self.trained),
+            "training_failure": self.training_failure or None,
         }

@@ -40,7 +40,8 @@ class TrainingJob(Job):
     def run(self, world: World) -> dict[str, Any]:
         """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
-        train = replace(self.config.train, max_steps=self.num_steps)
+        num_steps = min(self.num_steps, self.config.train.max_steps or self.num_steps)
+        train = replace(self.config.train, max_steps=num_steps)
         run = build_run(replace(self.config, train=train, evaluate=EvaluateConfig()), world, self.task)
         engine, seconds, values, begin = Engine(run), 0.0, dict[str, float](), time.perf_counter()
         for report in engine.steps():
@@ -48,6 +49,7 @@ class TrainingJob(Job):
                 run.phases.take()()  # waits for the device
                 seconds = time.perf_counter() - begin
                 if run.evaluation is not None:
+                    run.enter_weights(report.step)
                     with run.evaluation_weights():
                         values, _ = run.evaluation.run()
         with run.evaluation_weights():

@@ -161,9 +161,8 @@ def _progress_of(run_dir: RunDir, model_file: Path) -> tuple[int, int, int | Non
     if number is None:
         return None
     lines = JsonLinesReader(run_dir.metrics)
-    epochs = [
-        line["epoch"] for line in lines if (count_of(line.get("step")) or 0) <= number and line.get("epoch")
-    ]
+    trained = (line for line in lines if (count_of(line.get("step")) or 0) <= number)
+    epochs = [count_of(line.get("epoch")) or 1 for line in trained]
     return number, max(epochs, default=1) - 1, status.last_step
 
 

@@ -11,7 +11,8 @@ their own.
 [Note: large buffers that lanes only read]
 Once a step has shown that no lane changes such a pack, it costs the CPU next to nothing: the start is a lazy
 copy, which shares the buffer's memory until one of both is opened for writing, in whatever way (in place,
-through `data`, by a kernel). That one gets memory of its own then, so equal addresses say that nobody wrote.
+through `data`, by a kernel). That one gets memory of its own then, so equal addresses say that nobody wrote,
+but for who had the bare address before, as an array of NumPy.
 From the first such lane on, its values are copied and compared as those of other packs (decision 24).
 """
 

@@ -15,6 +15,7 @@ from lanewise.engine.step.lanes import to_device
 from lanewise.errors import DataError
 from lanewise.lanes import LaneTurn, Placement, SequentialSchedule
 from lanewise.processes.device.accelerator import has_streams
+from lanewise.processes.device.nested import copied
 from lanewise.processes.world.world import World
 
 
@@ -109,12 +110,13 @@ class StreamSet:
         self, lanes: range, device: torch.device, *, num_workers: int, fills_empty: bool = False
     ) -> Iterator[LaneBatch]:
         """See `IndexedSet`."""
-        batch = None
+        batch = spare = None
         read = read_to_end(self.reader, num_workers, pin_memory=self.pin_memory and has_streams(device))
         for batch in to_device(read, device):
             if fills_empty and not batch.has_samples:
-                (spare,) = to_device([read_first(self.reader)], device)
-                batch.data = spare.data
+                spare = spare or read_first(self.reader)
+                (copy,) = to_device([replace(spare, data=copied(spare.data))], device)
+                batch.data = copy.data
             yield batch
         if batch is None and fills_empty:
             first = replace(read_first(self.reader), indices=(), num_samples=0, missing=())
@@ -124,6 +126,13 @@ class StreamSet:
 
 EvalSet: TypeAlias = IndexedSet | StreamSet
 """What can be evaluated on."""
+
+
+def no_sample(name: str) -> DataError:
+    """Return the error about an eval dataset that gave no sample."""
+    return DataError(
+        f"the eval dataset {name} gave no sample. It must give the same each time, and not None for each."
+    )
 
 
 def build_eval_set(

@@ -11,7 +11,7 @@ from torch import nn
 
 from lanewise.data import LaneBatch
 from lanewise.engine.buffers.pack import evaluating
-from lanewise.engine.evaluation.eval_set import EvalSet
+from lanewise.engine.evaluation.eval_set import EvalSet, no_sample
 from lanewise.engine.evaluation.losses import Pairs, as_tensors, merge_losses, note_losses
 from lanewise.engine.evaluation.prediction import Prediction, gather_predictions, take_prediction
 from lanewise.engine.step.lane_error import named_lane
@@ -135,10 +135,7 @@ class Evaluator:
                 lanes |= {lane: _LaneResult(*result) for lane, result in rank_lanes.items()}
                 stops |= rank_stops
             if not lanes:
-                raise DataError(
-                    f"the eval dataset {eval_set.name} gave no sample. It must give the same each time, "
-                    "and not None for each."
-                )
+                raise no_sample(eval_set.name)
             self.num_samples[eval_set.name] = sum(result.num_samples for result in lanes.values())
             losses = [lanes[lane].losses for lane in sorted(lanes)]
             if self._whole is not None:

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lanewise.engine.buffers.pack import evaluating
-from lanewise.engine.evaluation.eval_set import build_eval_set
+from lanewise.engine.evaluation.eval_set import build_eval_set, no_sample
 from lanewise.engine.own_loop.steps import Prepared
-from lanewise.errors import DataError
 from lanewise.lanes import evaluation_seed
 from lanewise.metrics import LaneMetrics, check_metrics, load_merged
 from lanewise.processes.device.random_state import kept_random_state, set_random_state
@@ -50,8 +49,5 @@ def evaluated(
     counted, numbers = zip(*world.all_gather_tree((of_lanes.counted, num_samples)), strict=True)
     states = ChainMap(*counted)
     if not any(numbers):
-        raise DataError(
-            f"the eval dataset {eval_set.name} gave no sample. It must give the same each time, and not None "
-            "for each."
-        )
+        raise no_sample(eval_set.name)
     load_merged(named, [states[lane] for lane in sorted(states)])

@@ -156,16 +156,16 @@ class Lanes:
 
         Raises:
             CheckpointError: if the weights of `init_from` are not there, or do not fit.
-            ConfigError: if the grade rules the compression out.
+            ConfigError: if the grade rules the compression out, or the decay is out of range.
             TaskError: if the model was prepared before, has no trainable parameter, or has one that cannot be
                 compressed.
             WorldError: if the ranks built different models.
         """
         if model in self._prepared.passes:
             raise TaskError("this model was prepared before. Call lanes.prepare(model) once.")
-        self._prepared.step_state[0].extend(find_places(model, step_state))
         if init_from is not None:
             init_model(model, init_from, self.rank)
+        self._prepared.step_state[0].extend(find_places(model, step_state))
         average = build_average(model, ema_decay)
         distributed = replace(self._distributed, compression=compression)
         reducer = build_reducer(model, self._placement, self._world, distributed)

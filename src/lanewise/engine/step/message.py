@@ -284,16 +284,16 @@ class StepMessage:
             )
 
     def explain_no_update(self, totals: StepTotals, turn: LaneTurn) -> None:
-        """Warn that the step has no weight, or raise NonFiniteLossError if a lane's loss is not finite.
-
-        Collective: every rank must call this.
+        """Warn of a step without weight. Collective: every rank must call this.
 
         Raises:
-            DataError: if the dataset gave all samples of the step as None.
+            DataError: if the dataset gave all samples of a step of all lanes as None.
+            NonFiniteLossError: if a lane's loss is not finite.
             TaskError: if a lane gave something to gather or to add up, and none did in the first step.
         """
         if not totals.weight:
-            if all(self._world.all_gather_tree(self._are_all_missing)):
+            is_full = len(turn.present) == self._placement.num_lanes  # unlike the last step of an epoch
+            if is_full and all(self._world.all_gather_tree(self._are_all_missing)):
                 raise DataError(
                     f"the dataset gave None for all samples of step {turn.step + 1}, such as samples "
                     f"{shorten(next(iter(self._samples.values()), ()))}. Does its __getitem__ lack a return?"

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from lanewise.runs.cut import is_evaluation
 from lanewise.runs.dir import RunDir
 from lanewise.runs.report.lines import JsonLinesReader, count_of
 
@@ -98,7 +99,7 @@ def read_status(folder: Path) -> RunStatus:
     if step is None and lines:
         step = lines[-1]["step"]
     last_step = count_of(start.get("last_step"))
-    evaluated = [line for line in lines if not line.keys() & {"train/learning_rate", "data/skipped_samples"}]
+    evaluated = [line for line in lines if is_evaluation(line)]
     has_ended = state not in ("running", "finished")
     error = str(events[-1].get("text") or events[-1].get("error") or "") if has_end else ""
     return RunStatus(

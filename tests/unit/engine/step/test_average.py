@@ -1,9 +1,11 @@
 """The average of the weights follows what is trained, and has what is frozen as it is."""
 
+import pytest
 import torch
 from torch import nn
 
 from lanewise.engine.step.average import build_average, update_average
+from lanewise.errors import ConfigError
 
 
 def test_it_begins_with_the_first_update_and_copies_what_is_frozen():
@@ -23,3 +25,9 @@ def test_it_begins_with_the_first_update_and_copies_what_is_frozen():
 
 def test_without_a_decay_there_is_none():
     assert build_average(nn.Linear(1, 1), None) is None
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, -1, 2.0])
+def test_a_decay_out_of_range_is_an_error(decay):
+    with pytest.raises(ConfigError, match="greater than 0 and less than 1: got"):
+        build_average(nn.Linear(1, 1), decay)
