@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
 from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
@@ -230,3 +230,25 @@ def what_is_said(world: Any) -> dict[str, str]:
         except LanewiseError as error:
             said[cls.__name__] = str(error)
     return said
+
+
+def what_is_said_of_loaders(world: Any) -> dict[str, str]:
+    """Return what is said of loaders that are not read as they are, by a word for each."""
+    data = TensorDataset(torch.randn(12, 6))
+    plain = DataLoader(data, batch_size=4)
+    loaders = {
+        "batches": (DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 4, False)), None),
+        "split": (plain, DataLoader(data, batch_size=4, sampler=SubsetRandomSampler(range(4)))),
+        "collate": (plain, DataLoader(data, batch_size=4, collate_fn=lambda samples: samples)),
+        "right": (plain, DataLoader(data, batch_size=4, shuffle=True)),
+    }
+    said = {}
+    for name, (training, validation) in loaders.items():
+        try:
+            run = read(Autoencoder(), training, validation, train={"epochs": 1, "run_dir": "unused"})
+            said[name] = " ".join(run["task"].eval_datasets())
+        except LanewiseError as error:
+            said[name] = str(error)
+    made = lightning.LightningDataModule.from_datasets(data, data, batch_size=4)
+    run = read(Autoencoder(), made, train={"epochs": 1, "run_dir": "unused"})
+    return said | {"from_datasets": " ".join(run["task"].eval_datasets())}

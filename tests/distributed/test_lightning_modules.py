@@ -76,3 +76,12 @@ def test_what_a_run_does_not_do_is_refused_by_name():
     assert "uses batch_idx, which depends on the number of devices" in said["Indexed"]
     assert "asks for trainer.current_epoch, which nothing here has" in said["Annealed"]
     assert "training_step draws random numbers in evaluation mode" in said["Noisy"]
+
+
+def test_of_a_loader_all_is_read_or_it_is_refused():
+    """A split by a sampler was validated on the whole dataset, and another collate_fn was not called."""
+    said = call("what_is_said_of_loaders")
+    assert "the training loader has a SequentialSampler in a BatchSampler. Use batch_size" in said["batches"]
+    assert "the validation loader has a SubsetRandomSampler" in said["split"]
+    assert "has another collate_fn than the training loader" in said["collate"]
+    assert (said["right"], said["from_datasets"]) == ("val", "val")

@@ -1,6 +1,6 @@
 """How much a loss weighs: looks at micro-batches to find out over what it is a mean."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ _TOLERANCE = 1e-3
 
 @contextmanager
 def looking(model: nn.Module) -> Iterator[None]:
-    """Compute without gradients and dropout, and leave the mode and the random state as they were."""
+    """Compute without gradients and dropout, and leave the mode and torch's random state as they were."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -50,11 +50,6 @@ def is_sum_of_parts(whole: float, parts: Sequence[float]) -> bool:
     """Tell whether a loss sum of a micro-batch is what its samples add up to."""
     size = max(abs(whole), sum(map(abs, parts)), 1e-30)
     return abs(whole - sum(parts)) <= _TOLERANCE * size
-
-
-def is_random(compute: Callable[[int], float]) -> bool:
-    """Tell whether a loss of equal samples depends on the seed of the random numbers, which it gets."""
-    return not is_sum_of_parts(compute(0), [compute(1)])
 
 
 def _is_container(value: Any) -> bool:

@@ -14,7 +14,7 @@ from lanewise.hugging_face.task import METRICS
 _READ = """
     output_dir per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps
     learning_rate lr_scheduler_type lr_scheduler_kwargs
-    warmup_steps warmup_ratio optim optim_args weight_decay adam_beta1
+    warmup_steps optim optim_args weight_decay adam_beta1
     adam_beta2 adam_epsilon max_grad_norm label_smoothing_factor bf16 fp16 tf32 logging_strategy logging_steps
     eval_strategy eval_steps save_strategy save_steps save_total_limit load_best_model_at_end
     metric_for_best_model greater_is_better seed use_cpu dataloader_drop_last dataloader_num_workers
@@ -42,6 +42,8 @@ _INSTEAD = {
     "predict_with_generate": "a Task with eval_forward",
 }
 """What `train` takes in place of an argument that it refuses."""
+_MODULES_OF_CALLBACKS = ("transformers.trainer_callback", "transformers.utils.notebook")
+"""Of the library's own callbacks; the second is in each Trainer of a notebook."""
 _MAY_OVERRIDE = (
     *("create_optimizer", "create_scheduler", "get_decay_parameter_names", "get_optimizer_cls_and_kwargs"),
     *("save_model", "push_to_hub", "create_model_card"),
@@ -55,11 +57,16 @@ def refusals(trainer: Trainer) -> Iterator[str]:
     if own := overridden(trainer, base, _MAY_OVERRIDE):
         yield f"{type(trainer).__name__} overrides {', '.join(own)}, which nothing here calls. Write a Task."
     for callback in trainer.callback_handler.callbacks:
-        if type(callback).__module__ != "transformers.trainer_callback":
+        if type(callback).__module__ not in _MODULES_OF_CALLBACKS:
             yield (
                 f"the callback {type(callback).__name__} is not called, and may change the training. "
                 "Remove it, or give callbacks=[...] with a lanewise.Callback that does the same."
             )
+    if getattr(trainer.data_collator, "seed", None) is not None:
+        yield (
+            "the data_collator has a seed, and so random numbers of its own, which depend on the process. "
+            "Leave it out: what a collator draws is seeded for each lane."
+        )
     known = {*_READ.split(), *_WITHOUT_EFFECT.split()}
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
@@ -83,7 +90,8 @@ def _is_default(value: Any, field: "dataclasses.Field[Any]") -> bool:
     default = None if field.default is dataclasses.MISSING else field.default
     if dataclasses.is_dataclass(value) and default is None:
         return bool(value == type(value)())  # type: ignore[misc]  # a dataclass without required fields
-    return bool(value == default or (value in (None, False, "", []) and default in (None, False, "", "none")))
+    is_nothing = value is None or value is False or value in ("", [])
+    return bool(value == default or (is_nothing and default in (None, False, "", "none")))
 
 
 def sections_of(args: TrainingArguments, num_processes: int) -> dict[str, Any]:

@@ -84,6 +84,8 @@ def read(trainer: Trainer, *, num_processes: int = 1, **given: Any) -> dict[str,
         ConfigError: see `train`.
         TaskError: see `train`.
     """
+    if not isinstance(trainer, Trainer):
+        raise ConfigError(f"needs a Trainer of transformers: got a {type(trainer).__name__}.")
     args = trainer.args
     if mistakes := list(refusals(trainer)):
         raise ConfigError(*mistakes)
@@ -94,8 +96,10 @@ def read(trainer: Trainer, *, num_processes: int = 1, **given: Any) -> dict[str,
         sections["train"] |= {"epochs": None, "max_steps": num_steps}
     model: Any = trainer.model
     own = trainer.optimizer, trainer.lr_scheduler
-    optimizer = BuiltOptimizer(trainer.create_optimizer(), trainer.create_scheduler(num_steps), model)
-    trainer.optimizer, trainer.lr_scheduler = own
+    try:
+        optimizer = BuiltOptimizer(trainer.create_optimizer(), trainer.create_scheduler(num_steps), model)
+    finally:
+        trainer.optimizer, trainer.lr_scheduler = own
     parts = _parts(trainer, loader, optimizer)
     model.cpu()
     sections = merged({**sections, **optimizer.sections, **observed(trainer, num_steps)}, given)

@@ -6,7 +6,7 @@ from typing import Any, final
 
 import torch
 
-from lanewise.adapt.loss import is_random, is_sum_of_parts, looking, rows
+from lanewise.adapt.loss import is_sum_of_parts, looking, rows
 from lanewise.errors import TaskError
 from lanewise.hugging_face.task import NUM_TARGETS, TrainerParts
 
@@ -34,16 +34,15 @@ def find_weight(parts: TrainerParts, num_samples: int, device: torch.device) -> 
         TaskError: if it is neither, or draws random numbers without dropout.
     """
     kinds: list[str] = []
-    is_seen = False
     with looking(parts.model):
         for samples in _first_samples(parts.train_dataset, min(num_samples, _MAX_SAMPLES)):
             batch = _Looked(parts, samples, device)
             value, divided = batch.loss(), batch.loss(num_items=_MANY)
             if not value or not math.isfinite(value):  # there are no targets
                 continue
-            if is_random(lambda seed, batch=batch: batch.loss(seed=seed)):  # type: ignore[misc]
+            if not is_sum_of_parts(value, [batch.loss(seed=1)]):
                 raise TaskError(f"{_WHAT} draws random numbers in evaluation mode. {_REMEDY}")
-            if not is_seen:
+            if not kinds:
                 parts.takes_count = is_sum_of_parts(value, [divided * _MANY])
                 if not parts.takes_count and not is_sum_of_parts(value, [divided]):
                     raise TaskError(
@@ -51,14 +50,13 @@ def find_weight(parts: TrainerParts, num_samples: int, device: torch.device) -> 
                         f"be a sum that is divided by it, or a mean that ignores it. {_REMEDY}"
                     )
             fitting = list(batch.fitting())
-            kinds = [kind for kind in kinds if kind in fitting] if is_seen else fitting
-            is_seen = True
+            kinds = [kind for kind in kinds if kind in fitting] if kinds else fitting
             if not kinds:
                 raise TaskError(
                     f"{_WHAT} of {len(samples)} samples is not what they add up to one by one, weighted by "
                     f"their targets: they influence each other, or have weights of their own. {_REMEDY}"
                 )
-    if not is_seen:
+    if not kinds:
         raise TaskError(
             f"{_WHAT} is 0 or NaN in the first micro-batches, which have no targets. Look at the labels "
             "that the data_collator makes."
@@ -105,8 +103,8 @@ class _Looked:
     def _kinds(self) -> list[str]:
         """Return the ways of counting that the labels allow.
 
-        A sum does not show what it counts. But labels that are taken away change it where they are targets,
-        and those in the first place are none of a model that shifts them.
+        Neither a sum nor rows of one length show what is counted. But the labels in the first place alone
+        are no targets of a model that shifts them, and so have no loss.
         """
         labels = self._inputs.get("labels")
         if "shift_labels" in self._inputs:
@@ -115,14 +113,13 @@ class _Looked:
             return ["samples"]
         if labels.dim() < 2:
             return ["labels", "samples"]
-        if not self._parts.takes_count:
-            return ["labels", "labels[..., 1:]", "samples"]
-        without_first = labels.clone()
-        without_first[..., 0] = -100
-        if torch.equal(without_first, labels):
-            return ["labels", "labels[..., 1:]"]
-        changed = self._loss({**self._inputs, "labels": without_first})
-        return ["labels[..., 1:]" if is_sum_of_parts(self.loss(), [changed]) else "labels"]
+        others = [] if self._parts.takes_count else ["samples"]
+        first = labels.clone()
+        first[..., 1:] = -100
+        if bool((first == -100).all()):
+            return ["labels", "labels[..., 1:]", *others]
+        alone = self._loss({**self._inputs, "labels": first})
+        return ["labels" if alone and math.isfinite(alone) else "labels[..., 1:]", *others]
 
     def _loss(self, inputs: dict[str, Any], num_items: int = 1, seed: int = 0) -> float:
         torch.manual_seed(seed)

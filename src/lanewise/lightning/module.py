@@ -1,16 +1,17 @@
 """Reads a LightningModule and its loaders, and trains it."""
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torchmetrics import MeanMetric
 
-from lanewise.adapt.loss import is_random, is_sum_of_parts, looking, rows
+from lanewise.adapt.loss import is_sum_of_parts, looking, rows
 from lanewise.adapt.optimizer import BuiltOptimizer
 from lanewise.adapt.overridden import overridden
 from lanewise.adapt.sections import merged, steps_of
@@ -26,26 +27,11 @@ from lanewise.task import Loss
 if TYPE_CHECKING:
     from lanewise.runs.callback import Callback
 
+_OF_DATA = {"prepare_data", "setup"} | {f"{name}_dataloader" for name in ("train", "val", "test", "predict")}
 _MAY_OVERRIDE = {
-    *dir(nn.Module),
-    *(
-        "training_step",
-        "validation_step",
-        "test_step",
-        "predict_step",
-        "configure_optimizers",
-        "prepare_data",
-    ),
-    *("setup", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
+    *(*dir(nn.Module), *_OF_DATA, "configure_optimizers"),
     *("on_before_batch_transfer", "on_after_batch_transfer"),
-}
-_OF_DATA = {
-    "prepare_data",
-    "setup",
-    "train_dataloader",
-    "val_dataloader",
-    "test_dataloader",
-    "predict_dataloader",
+    *(f"{name}_step" for name in ("training", "validation", "test", "predict")),
 }
 _MAX_SAMPLES = 8
 _NUM_BATCHES = 4
@@ -181,43 +167,54 @@ def _loaders(module: Any, data: Any, val_dataloader: Any) -> tuple[Any, Any]:
         data.prepare_data()
         data.setup("fit")
         loader = data.train_dataloader()
-        if type(data).val_dataloader is not _base(data, "LightningDataModule").val_dataloader:
+        if "val_dataloader" in overridden(data, _base(data, "LightningDataModule"), ()):
             val_dataloader = data.val_dataloader()
     module.prepare_data()
     module.setup("fit")
     if type(module).validation_step is _base(module, "LightningModule").validation_step:
         val_dataloader = None
     loader = _checked(loader, "training")
-    sampler: Any = loader.sampler
-    is_whole = isinstance(sampler, SequentialSampler) or (
-        type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset)
-    )
-    if not is_whole or type(loader.batch_sampler) is not BatchSampler:
+    if val_dataloader is None:
+        return loader, None
+    validation = _checked(val_dataloader, "validation")
+    if validation.collate_fn != loader.collate_fn:
         raise ConfigError(
-            f"the training loader has a {type(sampler).__name__} in a {type(loader.batch_sampler).__name__}. "
-            'Use shuffle=True or False, and for another order data={"order": ...}.'
+            "the validation loader has another collate_fn than the training loader. Give both the same, or "
+            "write a Task."
         )
-    return loader, None if val_dataloader is None else _checked(val_dataloader, "validation")
+    return loader, validation
 
 
 def _checked(loader: Any, name: str) -> Any:
-    """Return the only loader that there is; raise ConfigError if there are more, or it has no dataset."""
+    """Return the only loader that there is; raise ConfigError if a run cannot read its dataset as it does."""
     found = loader[0] if isinstance(loader, list | tuple) and len(loader) == 1 else loader
     if not isinstance(found, DataLoader) or isinstance(found.dataset, IterableDataset):
         raise ConfigError(
             f"the {name} data must be one DataLoader of a dataset with an index: got a "
             f"{type(found).__name__}. Write a Task, which takes streams and several datasets."
         )
+    dataset: Any = found.dataset
+    sampler: Any = found.sampler
+    is_whole = isinstance(sampler, SequentialSampler) or (
+        type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(dataset)
+    )
+    if not is_whole or found.batch_size is None:
+        raise ConfigError(
+            f"the {name} loader has a {type(sampler).__name__} in a {type(found.batch_sampler).__name__}. "
+            'Use batch_size, and shuffle=True or False; for another order data={"order": ...}.'
+        )
     return found
 
 
-def _optimizer_of(returned: Any, per_epoch: float) -> tuple[Optimizer, Any, int]:
+def _optimizer_of(returned: Any, per_epoch: int) -> tuple[Optimizer, Any, int]:
     """Return the optimizer and the scheduler that configure_optimizers returned, and how often that steps."""
     optimizers: Any = returned
     schedulers: Any = []
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], list | tuple):
         optimizers, schedulers = returned
-    (found, *others) = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
+    if not isinstance(schedulers, list | tuple):
+        schedulers = [schedulers]
+    (found, *others) = (optimizers or [None]) if isinstance(optimizers, list | tuple) else [optimizers]
     if isinstance(found, Mapping):
         schedulers = [found["lr_scheduler"]] if "lr_scheduler" in found else []
         found = found["optimizer"]
@@ -228,9 +225,7 @@ def _optimizer_of(returned: Any, per_epoch: float) -> tuple[Optimizer, Any, int]
         )
     (scheduler,) = schedulers or [None]
     options = scheduler if isinstance(scheduler, Mapping) else {"scheduler": scheduler}
-    every = options.get("frequency", 1) * (
-        int(per_epoch) if options.get("interval", "epoch") == "epoch" else 1
-    )
+    every = options.get("frequency", 1) * (per_epoch if options.get("interval", "epoch") == "epoch" else 1)
     return found, options["scheduler"], every
 
 
@@ -252,10 +247,12 @@ def _look(parts: ModuleParts, num_samples: int) -> None:
             samples = [dataset[index] for index in range(start, min(start + num_samples, len(dataset)))]
             data, size = parts.collate(samples), len(samples)
             returned = step(data, size).returned
-            if isinstance(returned["loss"] if isinstance(returned, Mapping) else returned, Loss):
+            if isinstance(returned.get("loss") if isinstance(returned, Mapping) else returned, Loss):
                 break
             whole = loss(data, size)
-            if is_random(lambda seed, data=data, size=size: loss(data, size, seed)):  # type: ignore[misc]
+            if not math.isfinite(whole):  # which training will tell
+                continue
+            if not is_sum_of_parts(whole, [loss(data, size, seed=1)]):
                 raise TaskError(f"training_step draws random numbers in evaluation mode. {_REMEDY}")
             single = [loss(rows(data, size, row), 1) for row in range(size)]
             if not is_sum_of_parts(whole, single):
@@ -266,7 +263,8 @@ def _look(parts: ModuleParts, num_samples: int) -> None:
         for dataset in parts.eval_datasets.values():
             samples = [dataset[index] for index in range(min(num_samples, len(dataset)))]
             stepped = step(parts.collate(samples), len(samples), StepKind.VALIDATION)
-            parts.metrics = {name: MeanMetric() for name in stepped.values} | getattr(module, LOGGED)
+            means = {name: MeanMetric(nan_strategy="disable") for name in stepped.values}
+            parts.metrics = means | getattr(module, LOGGED)
 
 
 _REMEDY = "Return lanewise.Loss(sum, weight), or Loss.mean(value, weight)."

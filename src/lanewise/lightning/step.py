@@ -65,10 +65,9 @@ class _NoIndex:
             "it out."
         )
 
-    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __floordiv__ = __add__ = __sub__ = __mul__ = (
-        _refuse
-    )
-    __bool__ = __int__ = __index__ = __float__ = __hash__ = _refuse
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __floordiv__ = __add__ = __sub__ = _refuse
+    __mul__ = __truediv__ = __and__ = __pow__ = __neg__ = __radd__ = __rsub__ = __rmul__ = _refuse
+    __rtruediv__ = __bool__ = __int__ = __index__ = __float__ = __hash__ = __str__ = __format__ = _refuse
 
 
 def prepared(module: nn.Module, trainer: TrainerThere) -> Any:

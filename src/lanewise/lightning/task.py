@@ -112,7 +112,7 @@ class ModuleTask(Task):
 
 def loss_of(returned: Any, num_samples: int) -> Loss | None:
     """Return the loss that a step returned; a bare one is a mean over the samples."""
-    loss = returned["loss"] if isinstance(returned, Mapping) else returned
+    loss = returned.get("loss") if isinstance(returned, Mapping) else returned
     if loss is None or isinstance(loss, Loss):
         return loss
     return Loss.mean(loss, num_samples)

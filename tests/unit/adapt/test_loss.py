@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from lanewise.adapt.loss import is_random, is_sum_of_parts, looking, rows
+from lanewise.adapt.loss import is_sum_of_parts, looking, rows
 
 
 class Pair(NamedTuple):
@@ -33,11 +33,6 @@ def test_sums_are_equal_within_rounding():
     assert not is_sum_of_parts(1.0, [0.5, 0.51])
     assert is_sum_of_parts(0.0, [])
     assert not is_sum_of_parts(float("nan"), [1.0])
-
-
-def test_a_loss_that_draws_is_found():
-    assert is_random(float)
-    assert not is_random(lambda _: 1.0)
 
 
 def test_looking_leaves_the_modes_and_the_random_state():
