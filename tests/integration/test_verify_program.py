@@ -153,6 +153,17 @@ def test_a_program_that_fails_is_shown_with_its_last_lines(tmp_path):
     assert "ValueError: no data" in done.stderr
 
 
+@pytest.mark.slow
+def test_a_program_that_fails_in_its_second_update_is_no_end_of_its_own(tmp_path):
+    """It was: the observer ended the process with 0 while it was on its way out, and saw too little."""
+    program = (sys.executable, PROGRAMS / "plain.py", *EVEN, "--fault", "fails")
+    command = ("env", "-u", "PYTHONWARNINGS", *program)
+    done = lanewise("verify", "--", *command, cwd=tmp_path, patience_seconds=PATIENCE_SECONDS)
+    assert (done.code, done.leftover) == (1, [])
+    assert "1 process of the program ended with code 1, and not all that was to be observed" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

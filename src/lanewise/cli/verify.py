@@ -10,7 +10,7 @@ from lanewise.errors import ConfigError
 from lanewise.processes.world.environment import require_no_world
 
 
-def read_until(text: str) -> str:
+def _read_until(text: str) -> str:
     """Read how long a program is observed."""
     if text not in ("epoch", "evaluation"):
         raise ValueError("be epoch or evaluation")
@@ -29,9 +29,9 @@ _STEPS = Argument(
 )
 _UNTIL = Argument[str | None](
     "--until",
-    "of a program: epoch or evaluation, to look at the samples until the first one ends",
+    "of a program: epoch or evaluation: look at the samples into the second epoch, or to the end of one",
     "WHAT",
-    read_until,
+    _read_until,
     default=None,
 )
 _RESUME = flag("--resume", "also goes on from a checkpoint of another number of devices")

@@ -128,6 +128,8 @@ for epoch in range(3):
     if sampler is not None and given.fault != "set_epoch":
         sampler.set_epoch(epoch)
     for number, (rows, wanted) in enumerate(loader, start=1):
+        if given.fault == "fails" and number == 2:
+            1 / 0  # noqa: B018
         is_last = number % given.accumulate == 0
         is_alone = given.fault == "no_sync" or (not is_last and given.fault != "syncs_always")
         no_sync = model.no_sync() if is_alone and model is not module else nullcontext()

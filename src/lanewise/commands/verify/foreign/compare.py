@@ -22,8 +22,8 @@ _Gradients = Mapping[str, torch.Tensor]
 _CLOSE = 1e-3
 """A difference, as a share, that is taken for rounding in float32."""
 _CLOSE_IN_HALF = 3e-2
-_NEGLIGIBLE = 1e-5
-"""The share of the whole gradient below which a parameter's own is rounding only."""
+_NEGLIGIBLE = 1e-2
+"""Of the whole gradient, the part to which a parameter's own counts as close even if it is next to 0."""
 _MOST_NAMED = 4
 _DIVIDE = (
     "Divide the sum of the losses by what all processes count, and multiply it by the number of processes."
@@ -119,7 +119,7 @@ def compare_update(ranks: Sequence[Noted], single: Noted, number: int) -> Compar
     apart = [
         names.get(place, f"parameter {place}")
         for place, difference in differences.items()
-        if difference > max(close * float(of_one[place].norm()), _NEGLIGIBLE * float(of_single.norm()))
+        if difference > close * max(float(of_one[place].norm()), _NEGLIGIBLE * float(of_single.norm()))
     ]
     return Comparison(
         number,

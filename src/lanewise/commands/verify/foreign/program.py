@@ -16,6 +16,7 @@ import torch
 
 from lanewise.commands.verify.foreign.on_path.sitecustomize import VARIABLE
 from lanewise.errors import ConfigError, LaunchError
+from lanewise.processes.device.choice import count_accelerators
 
 Noted = Mapping[str, Any]
 """What one process noted: `updates`, `passes`, `notes` and `refused`; see `finish` of the observer."""
@@ -54,7 +55,8 @@ class ObservedProgram:
             `{processes}` is, and `{folder}` is a folder of the run's own.
         folder: an empty folder for what is written.
         num_updates: the updates whose gradients are kept.
-        until: what is observed: these `updates` only, or all until an `epoch` or an `evaluation` has ended.
+        until: what is observed: these `updates` only, all into the second `epoch`, or all until an
+            `evaluation` has ended.
 
     Raises:
         ConfigError: if the command cannot be run on several processes as it stands.
@@ -163,11 +165,14 @@ class ObservedProgram:
         written = _ENDED_BY_TORCHRUN.split(log.read_text(encoding="utf-8", errors="replace"))[0]
         lines = written.splitlines()[-_LINES_OF_OUTPUT:]
         what = f"{num_processes} process{'es' if num_processes > 1 else ''} of the program ended"
-        seen = (
-            f"{len(noted)} of them had seen enough. Do ranks differ in their updates, or evaluate alone?"
-            if noted
-            else "no update of an optimizer was seen; python -E and -I hide the observer."
-        )
+        num_complete = sum(of_rank["is_complete"] for of_rank in noted)
+        if num_complete:
+            why = "Do ranks differ in their updates, or evaluate alone?"
+            seen = f"{num_complete} of them had seen enough. {why}"
+        elif noted:
+            seen = "not all that was to be observed was seen."
+        else:
+            seen = "no update of an optimizer was seen; python -E and -I hide the observer."
         return [], "\n  ".join([f"{what} with code {process.returncode}, and {seen} It wrote last:", *lines])
 
 
@@ -193,5 +198,5 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _visible_devices(num_processes: int) -> dict[str, str]:
     """Show a program as many GPUs as it has processes: a library may use all that it sees."""
-    seen = os.environ.get(_VISIBLE) or ",".join(map(str, range(torch.accelerator.device_count())))
+    seen = os.environ.get(_VISIBLE) or ",".join(map(str, range(count_accelerators())))
     return {_VISIBLE: ",".join(seen.split(",")[:num_processes])} if seen else {}

@@ -24,7 +24,7 @@ def verify_program(
     *,
     num_updates: int,
     until: str,
-    show: Callable[[str], None] = lambda _: None,
+    show: Callable[[str], None],
 ) -> ProgramReport:
     """Compare the gradients of a program on several processes with those on one which reads the same samples.
 

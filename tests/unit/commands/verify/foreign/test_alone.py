@@ -65,6 +65,10 @@ def test_samples_that_no_rank_reads_are_named_and_those_of_drop_last_noted():
     assert look(rest, noted(held([[0, 1, 2, 3]], length=5))) == [
         "the first epoch leaves out 1 samples, and 1 on one process, as drop_last does"
     ]
+    part = [noted(held(samples, length=24)) for samples in EVEN]  # a sampler over half of the dataset
+    assert look(part, noted(held([[5, 2, 9, 0, 1, 11, 3, 4, 6, 7, 8, 10]], length=24))) == [
+        "the first epoch leaves out 12 samples, and 12 on one process, as drop_last does"
+    ]
 
 
 def test_a_second_epoch_in_the_same_order_needs_set_epoch():

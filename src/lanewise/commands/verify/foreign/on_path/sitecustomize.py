@@ -30,8 +30,9 @@ class AfterTorch(importlib.abc.MetaPathFinder):
         """Find torch as without this finder."""
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        # Whoever only asks whether there is a torch gets a spec, too; so this finder stays.
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, others), None)
         loader = None if spec is None else spec.loader
         if loader is not None:
             load = loader.exec_module

@@ -42,6 +42,26 @@ def test_the_hidden_one_is_loaded_and_torch_is_waited_for_in_ranks_only(tmp_path
     assert done.stdout.split() == ["loaded", str(is_observed), "False"]
 
 
+def test_who_only_asks_whether_there_is_a_torch_does_not_end_the_waiting(tmp_path):
+    """transformers, accelerate and datasets do, and an import of torch after theirs was not observed."""
+    told = {"folder": str(tmp_path), "num_updates": 1, "until": "updates", "replay": None, "is_single": True}
+    program = (
+        "import importlib.util, sys; importlib.util.find_spec('torch'); import torch; print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(sitecustomize.__file__).parent),
+            sitecustomize.VARIABLE: json.dumps(told),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "lanewise_observer.hooks" in done.stdout.split()
+
+
 def test_what_is_in_the_process_of_a_program_needs_python_and_torch_alone():
     folder = Path(sitecustomize.__file__).parent
     sources = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]

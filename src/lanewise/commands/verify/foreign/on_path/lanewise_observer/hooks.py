@@ -23,7 +23,11 @@ from .reading import SEED, Collate, SameDraws
 
 CLIPPING = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 DROPOUT = ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d")
-ARGUMENTS_OF_BATCH_NORM = ("weight", "bias", "training", "momentum", "eps")
+ARGUMENTS_OF_DROPOUT = ("input", "p", "training")
+ARGUMENTS_OF_BATCH_NORM = (
+    *("input", "running_mean", "running_var"),
+    *("weight", "bias", "training", "momentum", "eps"),
+)
 
 
 def observe(told: Mapping[str, Any]) -> None:
@@ -54,6 +58,9 @@ def observe_calls(observer: Observer) -> None:
 
     @wraps(backward)
     def observed_backward(*arguments: Any, **options: Any) -> None:
+        if observer.is_in_backward:  # of a checkpoint, which computes its part again
+            backward(*arguments, **options)
+            return
         observer.before_backward()
         observer.is_in_backward = True
         try:
@@ -127,17 +134,18 @@ def still_layers(observer: Observer) -> None:
     functional: Any = torch.nn.functional
     normalize, attend = functional.batch_norm, functional.scaled_dot_product_attention
 
-    def without_dropout(values: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
-        if p and training:
+    def without_dropout(*arguments: Any, **options: Any) -> Any:
+        options |= dict(zip(ARGUMENTS_OF_DROPOUT, arguments, strict=False))
+        if options.get("p", 0.5) and options.get("training", True):
             observer.notes.add("dropout")
-        return values
+        return options["input"]
 
-    def observed_normalize(values: Any, mean: Any, variance: Any, *arguments: Any, **options: Any) -> Any:
+    def observed_normalize(*arguments: Any, **options: Any) -> Any:
         options |= dict(zip(ARGUMENTS_OF_BATCH_NORM, arguments, strict=False))
-        if options.get("training") and mean is not None:
+        if options.get("training") and options["running_mean"] is not None:
             observer.notes.add("batch normalization")
             options["training"] = False
-        return normalize(values, mean, variance, **options)
+        return normalize(**options)
 
     def observed_attend(
         query: Any,

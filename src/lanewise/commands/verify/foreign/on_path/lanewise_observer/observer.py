@@ -101,6 +101,7 @@ class Observer:
     def before_backward(self) -> None:
         """Hook the parameters that have no hook yet; it sees a gradient before DDP reduces it."""
         self._num_backwards += 1
+        self._clipped.clear()  # of an update that was skipped, or before its last backward
         if self._current is not None:
             self._current.is_training = True
         for optimizer in self._optimizers if self.keeps_gradients else ():
@@ -129,6 +130,7 @@ class Observer:
 
     def before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> Any:
         """Note the gradient; where the optimizer computes it in a closure, after the first call."""
+        self.add_optimizer(optimizer)  # a copy was not seen when it was made
         if self.is_in_backward:
             self.refuse("an optimizer that updates within the backward")
         closure = arguments[1] if len(arguments) > 1 else options.get("closure")
@@ -186,9 +188,8 @@ class Observer:
             if self.rank == 0 and not self.replay:
                 update["updated"] = {place: on_cpu(parameter) for place, parameter in named}
         num_epochs = sum(held.is_training for held in self.passes)
-        if self.until == "updates" and not self.keeps_gradients:
-            self.finish()
-        if self.until == "epoch" and num_epochs > 1 and not self.keeps_gradients:
+        is_seen = self.until == "updates" or (self.until == "epoch" and num_epochs > 1)
+        if is_seen and not self.keeps_gradients:
             self.finish()
 
     # ------------------------------------------------------------------------------------------ modules
@@ -198,6 +199,9 @@ class Observer:
         if isinstance(module, torch.nn.RNNBase) and module.dropout:
             module.dropout = 0.0
             self.notes.add("dropout")
+        if isinstance(module, torch.nn.SyncBatchNorm) and module.training and module.track_running_stats:
+            module.eval()  # as in one process, where it is torch's function that is stilled
+            self.notes.add("batch normalization")
         if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
             self.notes.add("half precision")
         self._depth += 1
@@ -282,10 +286,7 @@ class Observer:
         self.finish()
 
     def finish(self, *, is_complete: bool = True) -> None:
-        """Write what was noted, which is less than was asked for where the program ends by itself.
-
-        The program ends when all ranks have written.
-        """
+        """Write what was noted; unless the program ends by itself, it ends when all ranks have written."""
         if self._is_written or os.getpid() != self._pid or not self._optimizers:
             return
         self._is_written = True
@@ -299,7 +300,8 @@ class Observer:
         file = self.folder / f"{self.rank}.pt"
         torch.save(noted, file.with_suffix(".tmp"))
         file.with_suffix(".tmp").rename(file)
-        threading.Thread(target=self.exit_with_others, daemon=True).start()
+        if is_complete:  # else this process ends by itself, with an exit code of its own
+            threading.Thread(target=self.exit_with_others, daemon=True).start()
 
     def exit_with_others(self) -> None:
         """Wait until all ranks have written, and end this process."""

@@ -11,7 +11,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, final
@@ -91,10 +91,8 @@ class SameDraws:
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name in (
-            "dataset",
-            "__getitems__",
-        ):  # pickle asks before there is one; samples are read one by one
+        # pickle asks for the dataset before there is one; samples are read one by one
+        if name in ("dataset", "__getitems__"):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -121,7 +119,9 @@ class Collate:
         for begin in range(0, len(samples), size) if size and not rest else ():
             with same_draws():
                 parts.append(self.collate(samples[begin : begin + size]))
-        joined = join(parts) if parts else None
+        joined = None
+        with suppress(TypeError, KeyError):  # of a container that is not made of its parts alone
+            joined = join(parts) if parts else None
         if joined is None:
             self.unmatched.touch()
             return batch
@@ -214,7 +214,6 @@ class LoaderPass:
 
     def note(self) -> dict[str, Any]:
         """Return what is known of this pass."""
-        taken = [index if isinstance(index, list) else [index] for index in self.indices[: self.num_taken]]
         noted = {
             "is_training": self.is_training,
             "is_ended": self.is_ended,
@@ -224,6 +223,7 @@ class LoaderPass:
         }
         if self.is_stream:
             return noted
+        taken = [list(batch) for batch in self.indices[: self.num_taken]]
         num_digests = 0 if sum(map(len, taken)) > MOST_DIGESTS else len(taken)
         return {
             **noted,
