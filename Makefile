@@ -17,7 +17,7 @@ OLDEST_VENV := .venv-oldest
 OLDEST_STAMP := $(OLDEST_VENV)/.installed
 OLDEST_TORCH = $(shell sed -n 's/^    "torch>=\(.*\)",$$/\1/p' pyproject.toml)
 
-# The Python that runs the GPU tests. Give one that already has a CUDA build of torch, and no .venv is needed:
+# The Python that runs the GPU tests. Give one that has lanewise and a CUDA build of torch, and no .venv is needed:
 #     make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
 
@@ -102,8 +102,8 @@ fmt: $(STAMP) ## format, and mend what lint can mend by itself
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP)) ## run what needs a GPU, and write its table to docs/benchmarks.md
 	@$(GPU_PYTHON) -c 'import sys, torch; found = torch.cuda.device_count(); sys.exit(None if found >= $(GPUS) else \
 	    f"make gpu needs $(GPUS) CUDA devices: torch {torch.__version__} of $(GPU_PYTHON) sees {found}.")'
-	PYTHONPATH=src timeout 15m $(GPU_PYTHON) -m pytest -m gpu -rs tests/gpu $(PYTEST_ARGS)
-	PYTHONPATH=src timeout 10m $(GPU_PYTHON) benchmarks/gpu.py
+	timeout 15m $(GPU_PYTHON) -m pytest -m gpu -rs tests/gpu $(PYTEST_ARGS)
+	timeout 10m $(GPU_PYTHON) benchmarks/gpu.py
 
 benchmarks: $(BENCHMARKS_STAMP) ## compare with hand-written loops and other libraries, and write docs/benchmarks.md (more than an hour)
 	@for name in $(BENCHMARKS); do $(BENCHMARKS_VENV)/bin/python benchmarks/$$name.py --write || exit 1; done

@@ -101,7 +101,7 @@ def train(device: str, reducer: str, precision: str) -> tuple[bytes, float]:
         }
         options = [part for key, value in overrides.items() for part in (f"--{key}", value)]
         command = [sys.executable, "-m", "lanewise", "train", str(MNIST), *options]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         speeds = [line["perf/samples_per_second"] for line in lines if "perf/samples_per_second" in line]
         return (run_dir / "model.safetensors").read_bytes(), statistics.median(speeds)

@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[1]
 pin_environment(threads=1, equality="exact")
 # Warnings are errors in the processes that tests start as well; pytest's own setting ends at this process.
 os.environ["PYTHONWARNINGS"] = "error::FutureWarning,error::UserWarning"
+# The server imports libraries that ask for GPUs while they are imported. Without this, torch would answer by
+# the driver, which a process that forks must not open.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 # The server imports a module of the tests. In a worker of xdist the path is there already: with a second one,
 # forks of the server would find its environment to be another than theirs, and start servers of their own.
