@@ -52,7 +52,8 @@ over the steps.
 
 A GPT of {"124M parameters" if device == "cuda" else "tiny size"}, {NUM_LANES} micro-batches a step, bf16,
 AdamW, the gradient clipped, compiled as a whole. By hand: a loop without a loader, on one device
-(`benchmarks/large_gpt.py`); the others by `lanewise bench`, with the time of a device for as many tokens.
+(`benchmarks/large_gpt.py`), before and after the others, which `lanewise bench` measures; time: that of a
+device for as many tokens.
 MFU: the part of the operations that the device could do, where that is known. Not hidden: the part of a step
 that is communication which no computation overlaps. "(never talking)": what the devices would do if they
 exchanged nothing.
@@ -110,17 +111,18 @@ def train(device: str, reducer: str, precision: str) -> tuple[bytes, float]:
 def measure_gpt(device: str) -> tuple[str, str]:
     """Measure the GPT by hand and by lanewise; return a row for each way, and what a save costs."""
     size, seconds = ("124M", SECONDS) if device == "cuda" else ("tiny", 5.0)
-    loop = [sys.executable, str(Path(__file__).with_name("large_gpt.py")), device, size, str(seconds / 6)]
-    printed = subprocess.run(loop, check=True, stdout=subprocess.PIPE, text=True).stdout
-    by_hand = json.loads(printed.splitlines()[-1])
+    before = measure_by_hand(device, size, seconds / 6)
     measured = [row for row in bench(device, size, seconds) if row["samples_per_second"]]
-    speed = by_hand["samples_per_second"]
+    after = measure_by_hand(device, size, seconds / 6)
+    speeds = [run["samples_per_second"] for run in (before, after)]
+    speed = statistics.mean(speeds)
     alone = next(row for row in measured if row["num_devices"] == 1)
     utilization = (
         alone["utilization"] and alone["utilization"] * speed / alone["samples_per_second"]["median"]
     )
     context = SIZES[size].model.context
-    rows = [["by hand", "1", "", f"{speed * context:,.0f}", "1", percent(utilization), "", ""]]
+    tokens = " and ".join(f"{run * context:,.0f}" for run in speeds)
+    rows = [["by hand", "1", "", tokens, "1", percent(utilization), "", ""]]
     for row in measured:
         own, count = row["samples_per_second"]["median"], row["num_devices"]
         gibibytes = f"{row['fullest_bytes'] / 2**30:.1f}" if row["fullest_bytes"] else ""
@@ -139,7 +141,7 @@ def measure_gpt(device: str) -> tuple[str, str]:
             ]
         )
     heads = ["", "devices", "grade", "tokens/s", "time / by hand", "MFU", "not hidden", "GiB"]
-    stopped, written = by_hand["stopped_seconds"], by_hand["written_seconds"]
+    stopped, written = after["stopped_seconds"], after["written_seconds"]
     saves = (
         f"A save of this model and AdamW's state stops the loop for {stopped:.3f} s, and is on disk after "
         f"{written:.3f} s."
@@ -147,6 +149,14 @@ def measure_gpt(device: str) -> tuple[str, str]:
     text = table(heads, rows)
     print(text, saves, sep="\n\n", flush=True)
     return text, saves
+
+
+def measure_by_hand(device: str, size: str, seconds: float) -> dict[str, float]:
+    """Run `large_gpt.py`; return what it prints."""
+    loop = [sys.executable, str(Path(__file__).with_name("large_gpt.py")), device, size, str(seconds)]
+    printed = subprocess.run(loop, check=True, stdout=subprocess.PIPE, text=True).stdout
+    by_hand: dict[str, float] = json.loads(printed.splitlines()[-1])
+    return by_hand
 
 
 def percent(part: float | None) -> str:

@@ -1,4 +1,4 @@
-"""`lanewise bench` on an accelerator: the same table, with what the device can do at most."""
+"""`lanewise bench` and profiled steps on an accelerator: the same tables, with what the device did."""
 
 import json
 
@@ -18,3 +18,12 @@ def test_a_device_is_measured_in_both_grades(device, tmp_path):
         assert row["samples_per_second"]["median"] > 0
         assert row["fullest_bytes"] > 0
         assert sum(row["phases"].values()) == pytest.approx(1)
+
+
+def test_steps_are_profiled(device, tmp_path):
+    length = ("--train.epochs", "null", "--train.max_steps", "3", "--train.profile_steps", "[2, 3]")
+    options = ("--train.run_dir", "run", "--distributed.device_type", device.type)
+    device.lanewise(tmp_path, "train", MNIST, *length, *options)
+    table = (tmp_path / "run" / "profile" / "rank-00000.txt").read_text()
+    assert "aten::addmm" in table
+    assert ("CUDA total" in table) is (device.type == "cuda")

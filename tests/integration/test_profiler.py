@@ -4,7 +4,10 @@ import gzip
 import json
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
 
+from lanewise.engine import profiler
 from tests.integration.command import train, write_config
 
 
@@ -50,3 +53,17 @@ def test_what_is_no_range_is_refused(tmp_path, steps):
     assert done.code == 2
     assert "train.profile_steps" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_on_a_gpu_its_kernels_are_recorded_too(monkeypatch, tmp_path):
+    """The enumeration of torch 2.11 has no subscripts, which ended a run on the first GPU that it met."""
+    asked = []
+
+    def recording(activities):
+        asked.extend(activities)
+        return profile(activities=[ProfilerActivity.CPU])
+
+    monkeypatch.setattr(profiler, "profile", recording)
+    on_a_gpu = profiler.StepProfiler((1, 1), tmp_path, 0, torch.device("cuda"))
+    assert list(on_a_gpu.follow(iter([]), 0)) == []
+    assert asked == [ProfilerActivity.CPU, ProfilerActivity.CUDA]

@@ -57,7 +57,7 @@ class StepProfiler:
         activities = [ProfilerActivity.CPU]
         kind = self.device.type.upper()
         if kind != "CPU" and kind in ProfilerActivity.__members__:
-            activities.append(ProfilerActivity[kind])
+            activities.append(getattr(ProfilerActivity, kind))
         last, last_step = None, 0
         with profile(activities=activities) as recorded:
             for report in reports:
