@@ -25,5 +25,5 @@ def test_steps_are_profiled(device, tmp_path):
     options = ("--train.run_dir", "run", "--distributed.device_type", device.type)
     device.lanewise(tmp_path, "train", MNIST, *length, *options)
     table = (tmp_path / "run" / "profile" / "rank-00000.txt").read_text()
-    assert "aten::addmm" in table
+    assert "aten::" in table
     assert ("CUDA total" in table) is (device.type == "cuda")
