@@ -21,12 +21,15 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from PIL import Image
 
 from tests.integration.command import LANEWISE, Done, lanewise, run, write_config
 
 NUM_STEPS = 18
 KILLED_AFTER = 14
 EVALUATED = [3, 6, 9, 12, 15, 18]
+SHOWN = sorted([1, 10, *EVALUATED])
+"""The first line after each show of the model: also when a start begins, the second one after step 10."""
 THEIR_WARNINGS = {"PYTHONWARNINGS": "ignore"}
 """Warnings of other packages, which are errors in all other tests."""
 SECTIONS: dict[str, Any] = {
@@ -50,10 +53,11 @@ def train_killed_and_resumed(
     config = write_config(
         folder, "tasks.Evaluated", **SECTIONS, train={"epochs": 6, "run_dir": str(folder / "run")}
     )
-    both = f"--callbacks={json.dumps([tracker, kill])}"
+    shows = {"class_path": "showing.Shows"}
+    both = f"--callbacks={json.dumps([tracker, shows, kill])}"
     killed = program("train", config, both, cwd=folder, variables=variables)
     assert killed.code == -9, killed.stderr
-    resumed = ("--resume", "--distributed.devices=2", f"--callbacks={json.dumps([tracker])}")
+    resumed = ("--resume", "--distributed.devices=2", f"--callbacks={json.dumps([tracker, shows])}")
     done = program("train", config, *resumed, cwd=folder, variables=variables).require_success()
     assert "going on from" in done.stderr
     return folder / "run"
@@ -93,6 +97,23 @@ def records(file: Path) -> Iterator[Any]:
             yield Record.FromString(parts)
 
 
+def require_files(run_dir: Path, found: list[Any]) -> None:
+    """Each text, image and figure has a file, also what the killed start had shown."""
+    shown: dict[tuple[int, str], dict[str, Any]] = {}
+    for record in found:
+        for item in record.history.item:
+            if len(item.nested_key) == 2:
+                name, key = item.nested_key
+                media = shown.setdefault((record.history.step.num, name), {})
+                media[key] = json.loads(item.value_json)
+    kinds = Counter((name, media["_type"]) for (_, name), media in shown.items())
+    expected = {("words", "html-file"), ("noise", "image-file"), ("curve", "image-file")}
+    assert kinds == dict.fromkeys(expected, len(SHOWN))
+    for media in shown.values():
+        (file,) = run_dir.glob(f"wandb/offline-run-*/files/{media['path']}")
+        assert sha256(file.read_bytes()).hexdigest() == media["sha256"]
+
+
 @pytest.mark.slow
 def test_weights_and_biases(tmp_path):
     tracker = {"class_path": "lanewise.trackers.WandB", "init_args": {"project": "mine", "offline": True}}
@@ -105,6 +126,7 @@ def test_weights_and_biases(tmp_path):
     ]
     steps = {name: [row["step"] for row in rows if name in row] for name in ("train/loss", "all/loss")}
     require_each_once(steps["train/loss"], steps["all/loss"])
+    require_files(run_dir, found)
     runs = [one.run for one in found if one.WhichOneof("record_type") == "run"]
     started = json.loads((run_dir / "run.jsonl").read_text().splitlines()[0])
     assert {(one.project, one.run_id) for one in runs} == {("mine", started["run_id"])}
@@ -167,6 +189,15 @@ def test_mlflow(tmp_path):
     params = dict(database.execute("SELECT key, value FROM params WHERE run_uuid = ?", (run_id,)))
     assert params["optimizer.class_path"] == '"torch.optim.SGD"'
     assert len(list((tmp_path / "files").rglob("config.yaml"))) == 1
+    (media,) = (tmp_path / "files").rglob("media")
+    expected = {"curve": "png", "noise": "png", "words": "txt"}
+    steps = [step for step in SHOWN if step != 10]  # it had later lines by then
+    for name, ending in expected.items():
+        files = sorted(path.name for path in (media / name).iterdir())
+        assert files == [f"{step:06}.{ending}" for step in steps]
+    assert (media / "words" / "000018.txt").read_text() == "<after> 18"
+    with Image.open(media / "noise" / "000018.png") as image:
+        assert image.size == (3, 2)
 
 
 @pytest.mark.slow

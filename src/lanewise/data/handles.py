@@ -12,9 +12,6 @@ from torch.utils.data import Dataset
 
 from lanewise.errors import DataError
 
-_FOREIGN = (("h5py", "File"), ("lmdb", "Environment"))
-"""Further types of handles, by module and name."""
-
 
 def open_handles(dataset: object) -> Iterator[tuple[str, Any]]:
     """Yield what is open among the attributes of a dataset, and of datasets in it, with its name."""
@@ -39,7 +36,7 @@ def require_own_handles(dataset: object, inherited: Sequence[object]) -> None:
         if any(value is other for other in inherited):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             raise DataError(
-                f"{name}, a {kind}, was opened before the loader workers were forked, and they share its "
+                f"{name} ({kind}) was opened before the loader workers were forked, and they share its "
                 "place in the file, so that samples can be mixed up or damaged. Open it where a sample is "
                 "read, anew in each process: by os.getpid() (docs/data.md#files-that-stay-open shows how). "
                 "Or load in the training process: data.num_workers 0."
@@ -54,7 +51,13 @@ def _is_open(value: Any) -> bool:
     if isinstance(value, io.IOBase):
         is_in_memory = isinstance(value, io.BytesIO | io.StringIO)
         return not (is_in_memory or value.closed) and value.readable()
-    foreign = (getattr(sys.modules.get(module), name, None) for module, name in _FOREIGN)
-    return isinstance(value, sqlite3.Connection) or any(
-        kind is not None and isinstance(value, kind) and bool(value) for kind in foreign
-    )
+    h5py, lmdb = sys.modules.get("h5py"), sys.modules.get("lmdb")
+    if h5py is not None and isinstance(value, h5py.File):
+        return bool(value)
+    if lmdb is not None and isinstance(value, lmdb.Environment):
+        try:
+            value.path()
+        except lmdb.Error:  # it was closed
+            return False
+        return True
+    return isinstance(value, sqlite3.Connection)

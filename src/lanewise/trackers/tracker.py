@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 from abc import ABC, abstractmethod
+from base64 import b64decode
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -50,7 +51,7 @@ class End:
 
 
 class Tracker(LineCallback, ABC):
-    """Sends what is in metrics.jsonl to a tracker, from a thread of its own.
+    """Sends what is in metrics.jsonl and media.jsonl to a tracker, from a thread of its own.
 
     When a run starts, the tracker is asked for the last line that it has, and gets those after it: what an
     earlier start could not send, and what this one logs. So a run that is killed and goes on, on any number
@@ -86,7 +87,7 @@ class Tracker(LineCallback, ABC):
     def on_start(self, start: RunStart) -> None:
         """See `Callback`."""
         self._more, self._end = threading.Event(), None
-        self._media: deque[tuple[int, Media]] = deque()
+        self._media: deque[dict[str, Any]] = deque()
         self._thread = threading.Thread(target=self._mirror, args=(start,), daemon=True)
         self._thread.start()
 
@@ -95,8 +96,7 @@ class Tracker(LineCallback, ABC):
         self._more.set()
 
     def on_media(self, epoch: int, step: int, media: Media) -> None:
-        """See `Callback`."""
-        self._media.append((step, media))
+        """See `Callback`. It is in media.jsonl by now."""
         self._more.set()
 
     def on_end(self, error: BaseException | None) -> None:
@@ -118,7 +118,7 @@ class Tracker(LineCallback, ABC):
     def _mirror(self, start: RunStart) -> None:
         run_dir = RunDir(start.run_dir)
         try:
-            last = self.open(start)
+            last = kept = self.open(start)
             if last and start.first_step > 1 and start.config.distributed.equality == "close":
                 logger.info(
                     "%s keeps the %d lines that it has; what this start computes again may differ from them "
@@ -126,12 +126,14 @@ class Tracker(LineCallback, ABC):
                     type(self).__name__,
                     last,
                 )
-            for line in self._read(run_dir.metrics):
+            for line in self._read(run_dir):
                 if line.number > last:
                     self.send(line)
                     last = line.number
-                while self._media and self._media[0][0] <= line.step:
-                    self.send_media(line, self._media.popleft()[1])
+                while self._media and self._media[0]["step"] <= line.step:
+                    media = self._media.popleft()
+                    if line.number >= kept:  # with its last line an earlier start may have been killed
+                        self.send_media(line, _media_of(media))
             assert self._end is not None
             is_finished = self._end == "finished" and run_dir.model.exists()
             digest = hashlib.sha256(run_dir.model.read_bytes()).hexdigest() if is_finished else None
@@ -144,28 +146,51 @@ class Tracker(LineCallback, ABC):
                 text_of(error),
             )
 
-    def _read(self, metrics: Path) -> Iterator[Line]:
-        """Yield the lines that are there and those that come, until the run ends; the last one repeatedly."""
-        number, rest, offset = 0, b"", 0
+    def _read(self, run_dir: RunDir) -> Iterator[Line]:
+        """Yield the lines that are there and those that come, until the run ends; the last one repeatedly.
+
+        What was logged before a line that comes next is in `_media` then.
+        """
+        metrics, media = _Tail(run_dir.metrics), _Tail(run_dir.media)
+        number = 0
         line: Line | None = None
         while True:
             self._more.clear()
             is_last = self._end is not None
-            if metrics.exists():
-                with metrics.open("rb") as file:
-                    file.seek(offset)
-                    read = file.read()
-                offset += len(read)
-                *whole, rest = (rest + read).split(b"\n")
-                for text in whole:
-                    number += 1
-                    line = _line(number, json.loads(text))
-                    yield line
+            found = metrics.read()
+            self._media += media.read()
+            for columns in found:
+                number += 1
+                line = _line(number, columns)
+                yield line
             if line is not None:  # for what was logged after it
                 yield line
             if is_last:
                 return
             self._more.wait()
+
+
+class _Tail:
+    """Reads what was added to a file of JSON lines, which need not be there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._rest = path, 0, b""
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the new lines; one that is half-written stays for the next time."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            read = file.read()
+        self._offset += len(read)
+        *whole, self._rest = (self._rest + read).split(b"\n")
+        return [json.loads(text) for text in whole]
+
+
+def _media_of(columns: Mapping[str, Any]) -> Media:
+    png = columns.get("png")
+    return Media(columns["name"], columns.get("text"), None if png is None else b64decode(png))
 
 
 def _line(number: int, columns: dict[str, Any]) -> Line:

@@ -3,15 +3,15 @@
 import io
 import os
 import sqlite3
-import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import h5py
+import lmdb
 import pytest
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
@@ -72,7 +72,7 @@ def test_a_file_that_was_opened_before_the_fork_is_an_error(path, wrap):
     """The processes compare samples first, so a file that is opened at the first read is open by then."""
     with closing(Lines(path)) as lines:
         assert len(read(lines, num_workers=0)) == 4
-        with pytest.raises(DataError, match=r"Lines\.file, a _io\.BufferedReader, was opened before"):
+        with pytest.raises(DataError, match=r"Lines\.file \(_io\.BufferedReader\) was opened before"):
             read(wrap(lines), num_workers=2)
 
 
@@ -132,15 +132,68 @@ def test_what_lies_in_memory_or_is_only_written_is_none(tmp_path):
             assert list(open_handles(Holding(held))) == []
 
 
-def test_a_file_of_hdf5_is_seen_until_it_is_closed(monkeypatch):
-    class File(dict[str, int]):
-        """Is false when it is closed, as h5py's."""
+def hdf5(path: Path) -> h5py.File:
+    with h5py.File(path, "w") as file:
+        file["lines"] = [b"%03d\n" % number for number in range(8)]
+    return h5py.File(path)
 
-    monkeypatch.setitem(sys.modules, "h5py", SimpleNamespace(File=File))
-    held = File(a=1)
+
+def environment(path: Path) -> lmdb.Environment:
+    with lmdb.open(str(path), subdir=False) as written, written.begin(write=True) as transaction:
+        for number in range(8):
+            transaction.put(b"%d" % number, b"%03d\n" % number)
+    return lmdb.open(str(path), subdir=False, readonly=True, lock=False)
+
+
+class LinesOfHDF5(Lines):
+    """Lines of an HDF5 file."""
+
+    def __getitem__(self, index: int) -> bytes:
+        if not self.is_open():
+            self.file, self.pid = h5py.File(self.path), os.getpid()
+        return bytes(self.file["lines"][index])
+
+
+class LinesOfLMDB(Lines):
+    """Lines of an LMDB environment."""
+
+    def __getitem__(self, index: int) -> bytes:
+        if not self.is_open():
+            self.close()  # a process opens an environment once
+            self.file = lmdb.open(str(self.path), subdir=False, readonly=True, lock=False)
+            self.pid = os.getpid()
+        with self.file.begin() as transaction:
+            return transaction.get(b"%d" % index)
+
+
+class LinesOfHDF5OfEachProcess(LinesOfHDF5, LinesOfEachProcess):
+    """Opens it anew in each process."""
+
+
+class LinesOfLMDBOfEachProcess(LinesOfLMDB, LinesOfEachProcess):
+    """Opens it anew in each process."""
+
+
+@pytest.mark.parametrize(
+    ("open_it", "shared", "own", "name"),
+    [
+        (hdf5, LinesOfHDF5, LinesOfHDF5OfEachProcess, "h5py._hl.files.File"),
+        (environment, LinesOfLMDB, LinesOfLMDBOfEachProcess, "builtins.Environment"),
+    ],
+)
+def test_hdf5_and_lmdb(tmp_path, open_it, shared, own, name):
+    path = tmp_path / "it"
+    held = open_it(path)
     assert list(open_handles(Holding(held))) == [("Holding.held", held)]
-    held.clear()
+    held.close()
     assert list(open_handles(Holding(held))) == []
+    with closing(shared(path)) as lines:
+        expected = read(lines, num_workers=0)
+        assert expected[1] == [b"002\n", b"003\n"]
+        with pytest.raises(DataError, match=rf"{shared.__name__}\.file \({name}\) was opened before"):
+            read(lines, num_workers=2)
+    with closing(own(path)) as lines:
+        assert read(lines, num_workers=0) == read(lines, num_workers=2) == expected
 
 
 def test_datasets_that_know_each_other_are_looked_at_once(path):

@@ -161,14 +161,33 @@ def test_a_csv_file_has_a_row_for_each_line_and_a_column_for_each_name(tmp_path)
     ]
 
 
+def show(run_dir: Path, step: int, name: str) -> None:
+    with (run_dir / "media.jsonl").open("a") as file:
+        file.write(json.dumps({"epoch": 1, "step": step, "time": 1.0, "name": name, "text": "a"}) + "\n")
+
+
 def test_what_was_logged_follows_the_line_of_its_step(tmp_path):
     kept = Kept()
     kept.on_start(start(tmp_path))
+    show(tmp_path, 0, "before")
     kept.on_media(0, 0, Media("before", text="a"))
     for step in (1, 2):
         write(tmp_path, step)
         kept.on_step(1, step, {})
-        kept.on_media(1, step, Media(f"after {step}", text="b"))
+        show(tmp_path, step, f"after {step}")
+        kept.on_media(1, step, Media(f"after {step}", text="a"))
     kept.on_end(None)
     assert kept.media == [(1, "before"), (1, "after 1"), (2, "after 2")]
     assert [line.step for line in kept.lines] == [1, 2]
+
+
+def test_what_a_killed_start_logged_is_sent_by_the_next_one(tmp_path):
+    """It was lost: only what was logged meanwhile was sent, and an offline folder of W&B is begun anew."""
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+        show(tmp_path, step, f"after {step}")
+    anew, further = Kept(), Kept(last=2)
+    follow(anew, tmp_path)
+    follow(further, tmp_path)
+    assert anew.media == [(1, "after 1"), (2, "after 2"), (3, "after 3")]
+    assert further.media == anew.media[1:]
