@@ -138,6 +138,23 @@ def test_a_slow_link_between_two_hosts_is_named(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+@WITH_HOSTS
+def test_modes_are_trained_and_evaluated_on_two_hosts(tmp_path):
+    config = write_config(tmp_path, "bottlenecks.Layers", **BATCH)
+    report = tmp_path / "report.json"
+    (tmp_path / "ssh").mkdir()
+    options = ("--distributed.launcher", "ssh", "--distributed.hosts", "[node0, node1]")
+    options += ("--reducers", "single,ddp", "--seconds", "0.2", "--evaluate", "3", "--json", report)
+    with running_ssh(tmp_path / "ssh") as cluster, cluster.start("bench", config, *options) as command:
+        command.patience_seconds = 240.0
+        done = command.finish()
+    assert done.code == 0, done.stderr
+    written = json.loads(report.read_text())
+    assert [row["trained"]["values"].keys() for row in of_grade(written, "exact")] == [{"all/loss"}] * 2
+    require_equal_trainings(written)
+
+
 def test_a_mode_that_fails_is_a_row_with_its_reason(tmp_path):
     config = write_config(tmp_path, "bottlenecks.FailsOnRankOne", **BATCH)
     options = ("--reducers", "single,ddp", "--seconds", "0.2", "--evaluate", "3")
