@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
 
 from lanewise.errors import ConfigError, PreemptedError, text_of
 from lanewise.runs.callback import LineCallback, RunStart
@@ -170,6 +170,7 @@ class Tracker(LineCallback, ABC):
             self._more.wait()
 
 
+@final
 class _Tail:
     """Reads what was added to a file of JSON lines, which need not be there."""
 
