@@ -134,6 +134,8 @@ UNTOLD = [
     ("zero", "ZeroRedundancyOptimizer"),
     ("in_backward", "an optimizer that updates within the backward"),
     ("stream", "the samples of a stream"),
+    ("data_parallel", "DataParallel in one process"),
+    ("deepspeed", "DeepSpeed"),
     ("own_loader", "no loader of torch gave out what was trained on"),
 ]
 

@@ -53,6 +53,17 @@ class Stream(IterableDataset):
         return iter(list(zip(features, targets, strict=True))[rank::world_size])
 
 
+class DeepSpeedEngine(nn.Module):
+    """Has the name by which the engine of DeepSpeed is known."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, features):
+        return self.module(features)
+
+
 data = Noisy() if given.fault == "augmented" else TensorDataset(features, targets)
 if given.fault == "sliced":  # which is right: every rank takes other rows
     data = TensorDataset(features[rank::world_size], targets[rank::world_size])
@@ -83,6 +94,10 @@ if given.fault == "batch_norm":
 module = model = nn.Sequential(*layers)
 if world_size > 1 and given.fault == "fsdp":
     fully_shard(module)
+elif given.fault == "data_parallel":
+    model = nn.DataParallel(module)
+elif given.fault == "deepspeed":
+    model = DeepSpeedEngine(module)
 elif world_size > 1 and given.fault not in ("added", "averaged"):
     model = DistributedDataParallel(module)
 if given.fault == "compiled":  # which is right; no compiler is needed to trace it
