@@ -67,6 +67,7 @@ class OwnCheckpoints:
         self._compared = [key for key, value in self.objects.items() if not isinstance(value, Optimizer)]
         checkpoints = CheckpointFolder(self.folder)
         self._saver = Saver(checkpoints, self.world, keep_last=self.keep_last, keep_best=0, sign=1)
+        self.prepared.finish_saves.append(self.finish)
         self.step = 0
         """The next step: that of the checkpoint, or 0 without one."""
         found = find_newest(checkpoints, self.world)

@@ -1,7 +1,9 @@
 """Joins the world in which the user's own loop runs."""
 
+import atexit
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
 
 from lanewise.config import DistributedConfig
@@ -58,6 +60,28 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
         require_equal_machines(world)
     heartbeat.note = (OWN_CODE, None, None)
     return world, watch
+
+
+def close_at_exit(close: Callable[[], None]) -> Callable[[], None]:
+    """Call `close` when the program ends, whose error ends it as one that nobody catches.
+
+    Python would show the error, and exit with 0.
+
+    Returns:
+        What `atexit.unregister` takes.
+    """
+
+    def end() -> None:
+        try:
+            close()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is shown
+            sys.stdout.flush()
+            sys.excepthook(type(error), error, error.__traceback__)
+            sys.stderr.flush()
+            os._exit(1)
+
+    atexit.register(end)
+    return end
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

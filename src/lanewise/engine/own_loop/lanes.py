@@ -33,7 +33,7 @@ from lanewise.engine.own_loop.average import Average
 from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
 from lanewise.engine.own_loop.datasets import OwnDatasets
 from lanewise.engine.own_loop.evaluation import evaluated
-from lanewise.engine.own_loop.join import join
+from lanewise.engine.own_loop.join import close_at_exit, join
 from lanewise.engine.own_loop.steps import Prepared, Steps
 from lanewise.engine.precision import LossScale, Precision
 from lanewise.engine.samples.dataset import Collate, OrderChoice
@@ -118,7 +118,7 @@ class Lanes:
         environment = Environment.from_env(os.environ) or Environment()
         self._placement = Placement.of(self._batch.num_lanes, environment)  # raises before anybody waits
         self._world, self._watch = join(environment, distributed)
-        atexit.register(self.close)
+        self._at_exit = close_at_exit(self.close)
         self.rank = self._world.rank
         self.world_size = self._world.world_size
         self.device = self._world.device
@@ -335,11 +335,11 @@ class Lanes:
             print(*values, flush=True)  # noqa: T201 - what the user asks for
 
     def close(self) -> None:
-        """Raise the error of the last step, if there is one, and leave the world. Called at exit, too."""
+        """Wait for the last save, raise the error of the last step or save, leave the world; done at exit, too."""
         if self._is_closed:
             return
         self._is_closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         self._prepared.close()
         for pass_ in self._prepared.passes.values():
             pass_.buffers.check()

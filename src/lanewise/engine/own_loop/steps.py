@@ -42,9 +42,13 @@ class Prepared:
     """The buffers of all models that no lane writes; see `LaneBuffers`."""
     digests: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
     """What `digests_left_out` returned of each model when it was prepared."""
+    finish_saves: list[Callable[[], None]] = field(default_factory=list)
+    """Each waits for the last save of some checkpoints."""
 
     def close(self) -> None:
-        """Stop the background work."""
+        """Wait for the last saves, and stop the background work."""
+        while self.finish_saves:
+            self.finish_saves.pop()()
         for pass_ in self.passes.values():
             pass_.reducer.close()
 
