@@ -27,7 +27,7 @@ class CharGPT(Task):
     def train_dataset(self) -> Dataset[Any]:  # every position is a window
         return TokenDataset(f"{self.folder}/train.bin", window=self.block_size, stride=1)
 
-    def eval_datasets(self) -> dict[str, Dataset[Any]]:  # every token is a target once
+    def eval_datasets(self) -> dict[str, Dataset[Any]]:  # windows follow one another
         return {"val": TokenDataset(f"{self.folder}/val.bin", window=self.block_size)}
 
     def forward(self, model: nn.Module, batch: torch.Tensor) -> Any:

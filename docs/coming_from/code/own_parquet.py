@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -62,5 +61,6 @@ class Sessions(Task):
         return {"next_item": RankingMetrics(top_k=10)}
 
     def update_metrics(self, metrics: Any, outputs: Any, batch: Any) -> None:
-        rows, last = torch.arange(len(outputs), device=outputs.device), batch["last"]
+        rows = (batch["last"] >= 0).nonzero().flatten()  # a session of one item has no next one
+        last = batch["last"][rows]
         metrics["next_item"].update(outputs[rows, last], batch["targets"][rows, last])

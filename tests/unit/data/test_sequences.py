@@ -75,7 +75,7 @@ def test_padded_tensors_are_mapped_within():
             [torch.ones(1), torch.ones(1).int()],
             r"Sequence 1 is torch\.int32 \[1\], and sequence 0 is torch\.float32",
         ),
-        ([torch.tensor(1)], r"Sequence 0 is torch\.int64 \[\]"),
+        ([torch.tensor(1)], r"Sequence 0 is a single torch\.int64 number"),
         (Ragged(as_ragged([[1]]), torch.tensor([0, 1])), "hold sequences again"),
         (Ragged(torch.ones(2, 2), torch.tensor([0, 2])), "hold sequences again"),
     ],

@@ -57,7 +57,7 @@ def probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
     try:
         return _probe_cut(probed, changed_buffers)
     except Exception as error:  # noqa: BLE001 - training never asks for a loss in evaluation mode
-        return CutProbe(why_not=f"the loss of other micro-batches failed: {error!r:.200}")
+        return CutProbe(why_not=f"in evaluation mode the loss of other micro-batches failed: {error!r:.200}")
 
 
 def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
@@ -69,7 +69,10 @@ def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
         return CutProbe(why_not=f"collate makes another micro-batch of equal samples, as it {why}")
     probed.model.eval()
     if why := _why_unequal(lambda seed: _loss_of(probed, samples, seed)):
-        remedy = ". Draw in training only (if self.training), or verify a copy of the task that does"
+        remedy = (
+            ". Draw in training only (if self.training), or verify a copy of the task that does; a loss that "
+            "has to draw, as that of a diffusion model, cannot be tested so"
+        )
         remedy = remedy if why == _DRAWS else ""
         return CutProbe(why_not=f"in evaluation mode the loss of equal samples changes, as it {why}{remedy}")
     end = time.monotonic() + _SECONDS

@@ -335,7 +335,7 @@ class Lanes:
             print(*values, flush=True)  # noqa: T201 - what the user asks for
 
     def close(self) -> None:
-        """Wait for the last save, raise the error of the last step or save, leave the world; done at exit, too."""
+        """Wait for the last save, raise the error of the last step, leave the world. Called at exit, too."""
         if self._is_closed:
             return
         self._is_closed = True

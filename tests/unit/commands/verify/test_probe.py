@@ -159,7 +159,7 @@ def test_a_buffer_that_enters_the_next_loss_is_a_note():
 def test_a_loss_that_draws_in_evaluation_says_what_to_do():
     evidence = probed(mistakes.config("seeds in the forward", "SongTask", wrong=False))
     (note,) = [note for note in notes(evidence, []) if "mean of means" in note]
-    assert note.endswith("Draw in training only (if self.training), or verify a copy of the task that does.")
+    assert "Draw in training only (if self.training), or verify a copy of the task that does; a loss" in note
 
 
 def test_a_collate_never_gets_more_than_a_micro_batch():
