@@ -388,6 +388,12 @@ PRIVATE = {
         "AttributeError with activation checkpointing",
         nn.Module,
     ),
+    "._forward_hooks": Private(
+        "hugging_face/trainer.py",
+        "holds hooks that transformers registered, and only who registers a hook can remove it publicly",
+        "AttributeError in lanewise.hugging_face.train; models whose hidden states were recorded need a copy",
+        nn.Module,
+    ),
     "._fsdp_param_group": Private(
         "reduce/fsdp_group.py",
         *FSDP,

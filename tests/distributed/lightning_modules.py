@@ -1,5 +1,6 @@
 """LightningModules in the style of public examples, for the processes of their tests to import."""
 
+import os
 import warnings
 from typing import Any
 
@@ -22,6 +23,10 @@ NUM_SAMPLES = 22
 class Points(lightning.LightningDataModule):
     """Points of three classes, and sequences of tokens."""
 
+    def __init__(self, batch_size: int = 4) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+
     def setup(self, stage: str) -> None:
         generator = torch.Generator().manual_seed(1)
         points = torch.randn(NUM_SAMPLES + 9, 6, generator=generator)
@@ -31,10 +36,10 @@ class Points(lightning.LightningDataModule):
         self.val = TensorDataset(*(part[NUM_SAMPLES:] for part in samples))
 
     def train_dataloader(self) -> Any:
-        return DataLoader(self.train, batch_size=4)
+        return DataLoader(self.train, batch_size=self.batch_size)
 
     def val_dataloader(self) -> Any:
-        return DataLoader(self.val, batch_size=4)
+        return DataLoader(self.val, batch_size=self.batch_size)
 
 
 class Autoencoder(lightning.LightningModule):
@@ -122,13 +127,63 @@ class Transformer(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-CASES = {"autoencoder": Autoencoder, "classifier": Classifier, "transformer": Transformer}
+class Regression(lightning.LightningModule):
+    """Logs in each step, returns and logs a loss of its validation, and has a schedule of every other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return F.huber_loss(self.net(batch[0])[:, 0], batch[0].sum(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.log("error", loss.detach(), on_step=True, on_epoch=True, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.RMSprop(self.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        every_other = {"scheduler": scheduler, "interval": "step", "frequency": 2}
+        return {"optimizer": optimizer, "lr_scheduler": every_other}
+
+
+class Normalized(Classifier):
+    """Has batch normalization, a warmup of steps, and then a schedule in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.insert(1, nn.BatchNorm1d(16))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        parts = [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 3),
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40),
+        ]
+        scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [3])
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+CASES = {
+    "autoencoder": Autoencoder,
+    "classifier": Classifier,
+    "transformer": Transformer,
+    "regression": Regression,
+    "normalized": Normalized,
+}
 
 
 def build(case: str) -> lightning.LightningModule:
     """Return the module of a case."""
     torch.manual_seed(0)
-    return CASES[case]()
+    return {**CASES, "token mean": TokenMean}[case]()
 
 
 def run_of(case: str, **given: Any) -> dict[str, Any]:
@@ -147,10 +202,11 @@ class Losses(Callback):
 
 
 def trainer_of_the_library(**options: Any) -> lightning.Trainer:
-    """Return a trainer on one device."""
+    """Return a trainer on the CPU, with one device if the options do not say otherwise."""
     warnings.simplefilter("ignore")  # what it recommends is not ours to mend
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return lightning.Trainer(accelerator="cpu", devices=1, enable_model_summary=False, **quiet, **options)
+    options = {"devices": 1, "enable_model_summary": False, **quiet, **options}
+    return lightning.Trainer(accelerator="cpu", **options)
 
 
 def losses_of_the_library(case: str, max_steps: int) -> list[float]:
@@ -158,6 +214,43 @@ def losses_of_the_library(case: str, max_steps: int) -> list[float]:
     noted = Losses()
     trainer_of_the_library(callbacks=[noted], max_steps=max_steps).fit(build(case), Points())
     return noted.losses
+
+
+class Counting(Callback):
+    """Counts the samples that this process reads."""
+
+    def __init__(self) -> None:
+        self.num_training = self.num_validation = 0
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        self.num_training += len(batch[0] if isinstance(batch, list) else batch)
+
+    def on_validation_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        self.num_validation += len(batch[0])
+
+
+def train_by_the_library(world: Any, global_batch_size: int) -> dict[str, Any]:
+    """Train each case for two epochs by the library alone, by ddp as under torchrun.
+
+    Returns:
+        By case the weights, and how many samples this process read for training and for validation.
+    """
+    os.environ.update({"TORCHELASTIC_RUN_ID": "run", "LOCAL_RANK": str(world.rank), "GROUP_RANK": "0"})
+    os.environ.update({"RANK": str(world.rank), "WORLD_SIZE": str(world.world_size)})
+    found = {}
+    for case in (*CASES, "token mean"):
+        counting, module = Counting(), build(case)
+        trainer = trainer_of_the_library(
+            callbacks=[counting],
+            max_epochs=2,
+            devices=world.world_size,
+            num_sanity_val_steps=0,
+            strategy="ddp_find_unused_parameters_true",
+        )
+        trainer.fit(module, Points(global_batch_size // world.world_size))
+        weights = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+        found[case] = weights, counting.num_training, counting.num_validation
+    return found
 
 
 def train_and_use(world: Any, devices: int, run_dir: str) -> dict[str, Any]:

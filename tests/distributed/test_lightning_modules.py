@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import cloudpickle
 import pytest
+import torch
 
 from lanewise.testing import run_distributed
 from tests.distributed.test_trainers import train_run, train_runs
@@ -12,7 +13,7 @@ from tests.distributed.test_trainers import train_run, train_runs
 pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="not installed: lightning")
 MODULES = "tests.distributed.lightning_modules"
 """Which the processes import."""
-CASES = ("autoencoder", "classifier", "transformer")
+CASES = ("autoencoder", "classifier", "transformer", "regression", "normalized")
 
 
 def call(name, *args):
@@ -55,6 +56,23 @@ def test_one_to_three_processes_give_the_same_bytes():
     for world_size in (2, 3):
         for result in run_distributed(train_runs, world_size, runs):
             assert result == alone
+
+
+@pytest.mark.slow
+def test_what_the_library_itself_does_on_one_and_on_two():
+    """Of the table in docs/coming_from/lightning.md, its last column."""
+    (alone,) = run_distributed(called, 1, "train_by_the_library", (8,))
+    first, second = run_distributed(called, 2, "train_by_the_library", (8,))
+    distances = {}
+    for case, (weights, num_training, num_validation) in alone.items():
+        assert (num_training, num_validation) in ((2 * 22, 2 * 9), (2 * 22, 0)), case
+        assert first[case][1:] == second[case][1:]
+        assert first[case][1:] == (22, 2 * 5 if num_validation else 0), case
+        assert torch.equal(first[case][0], second[case][0]), case
+        distances[case] = ((first[case][0] - weights).norm() / weights.norm()).item()
+    assert distances.pop("normalized") > 1e-2
+    assert distances.pop("token mean") > 1e-3
+    assert max(distances.values()) < 1e-3
 
 
 def test_a_run_validates_as_the_library_does(tmp_path):

@@ -18,6 +18,7 @@ from lanewise.processes.device.determinism import set_determinism
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.runs.checkpoint.saver import Saver
+from lanewise.task import Task
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, TinyTransformer, configure, state_bytes, train
 from tests.slow import slow
@@ -155,10 +156,12 @@ def test_close_is_near(reducer):
     assert state
 
 
-def train_part(world: Any, config: RunConfig, folder: str, last_step: int) -> Any:
+def train_part(
+    world: Any, config: RunConfig, folder: str, last_step: int, task: Task | None = None
+) -> dict[str, bytes]:
     """Go on from the newest checkpoint in a folder if there is one, train up to a step, and save there."""
     set_determinism("exact", threads=1)
-    run = replace(build_run(config, world), last_step=last_step)
+    run = replace(build_run(config, world, task), last_step=last_step)
     checkpoints = CheckpointFolder(Path(folder))
     engine = Engine(run, first_step=resume_run(run, checkpoints, allow=()))
     for _ in engine.steps():

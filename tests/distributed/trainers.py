@@ -2,100 +2,24 @@
 
 import os
 import tempfile
-import warnings
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
     BertForTokenClassification,
     EarlyStoppingCallback,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
     Trainer,
     TrainerCallback,
     TrainingArguments,
-    ViTConfig,
-    ViTForImageClassification,
     set_seed,
 )
 
 from lanewise.errors import ConfigError, LanewiseError
 from lanewise.hugging_face import read, train
-
-NUM_SAMPLES = 22
-_BERT = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-_GPT2 = {
-    "vocab_size": 64,
-    "n_positions": 32,
-    "n_embd": 16,
-    "n_layer": 1,
-    "n_head": 2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-}
-_T5 = {
-    "vocab_size": 64,
-    "d_model": 16,
-    "d_kv": 8,
-    "d_ff": 32,
-    "num_layers": 1,
-    "num_heads": 2,
-    "dropout_rate": 0.0,
-    "decoder_start_token_id": 0,
-    "pad_token_id": 0,
-}
-_VIT = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "image_size": 8,
-    "patch_size": 4,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "num_labels": 3,
-}
-
-
-def sentences() -> list[torch.Tensor]:
-    """Return ragged rows of tokens."""
-    generator = torch.Generator().manual_seed(1)
-    lengths = torch.randint(3, 12, (NUM_SAMPLES,), generator=generator).tolist()
-    return [torch.randint(2, 64, (length,), generator=generator) for length in lengths]
-
-
-def pad(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Pad rows, and stack what is a number of each sample."""
-    ids = pad_sequence([sample["input_ids"] for sample in samples], batch_first=True)
-    batch = {"input_ids": ids, "attention_mask": (ids != 0).long()}
-    for name in samples[0].keys() - batch.keys():
-        values = [torch.as_tensor(sample[name]) for sample in samples]
-        batch[name] = pad_sequence(values, True, -100) if values[0].dim() else torch.stack(values)
-    return batch
-
-
-def some(tokens: torch.Tensor) -> torch.Tensor:
-    """Return labels of which some are none."""
-    return tokens.where(tokens % 3 != 0, -100)
+from tests.distributed.trainer_cases import CASES
 
 
 def smoothed_mean(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any) -> torch.Tensor:
@@ -109,48 +33,11 @@ def smoothed_mean(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any) -
 def build(case: str, trainer_class: type[Trainer] = Trainer, **given: Any) -> Trainer:
     """Return the trainer of a case; `given` are arguments of it or of TrainingArguments."""
     set_seed(0)
-    rows = sentences()
-    samples: list[dict[str, Any]] = [{"input_ids": row, "unused": 1} for row in rows]
-    labels: dict[str, list[Any]] = {"labels": [some(row) for row in rows]}
-    options: dict[str, Any] = {}
-    collate = pad
-    model: torch.nn.Module
-    if case.startswith("gpt2"):
-        model = GPT2LMHeadModel(GPT2Config(**_GPT2))
-        model.loss_type = "ForCausalLM"  # without it the library counts the first label of each row as well
-        labels = {"labels": rows}
-        if case == "gpt2 smoothed":
-            options["label_smoothing_factor"] = 0.1
-        if case == "gpt2 peft":
-            from peft import LoraConfig, get_peft_model
-
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of transformers, about what peft asks it
-                options_of_lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
-                model = get_peft_model(model, options_of_lora)
-    elif case == "t5":
-        model = T5ForConditionalGeneration(T5Config(**_T5))
-    elif case == "vit":
-        model = ViTForImageClassification(ViTConfig(**_VIT))
-        samples = [{"pixel_values": torch.randn(3, 8, 8)} for _ in rows]
-        labels, collate = {"labels": [number % 3 for number in range(NUM_SAMPLES)]}, None
-    elif case in ("bert sequences", "bert regression"):
-        model = BertForSequenceClassification(BertConfig(**_BERT, num_labels=3 if "seq" in case else 1))
-        labels = {"labels": [int(row.sum()) % 3 for row in rows]}
-        if case == "bert regression":
-            labels = {"labels": [float(row.sum() % 7) for row in rows]}
-    elif case == "bert masked":
-        model = BertForMaskedLM(BertConfig(**_BERT))
-    elif case == "question answering":
-        model = BertForQuestionAnswering(BertConfig(**_BERT))
-        labels = {"start_positions": [0] * NUM_SAMPLES, "end_positions": [len(row) - 1 for row in rows]}
-    else:
-        model = BertForTokenClassification(BertConfig(**_BERT, num_labels=64))
-    for name, values in labels.items():
-        samples = [{**sample, name: value} for sample, value in zip(samples, values, strict=True)]
+    model, samples, collate = CASES[case]()
     if case == "bert own loss":
         given["compute_loss_func"] = smoothed_mean
     of_trainer = ("compute_loss_func", "compute_metrics", "callbacks", "eval_dataset", "optimizers", "model")
+    parts = {"model": model, **{name: value for name, value in given.items() if name in of_trainer}}
     options = {
         "per_device_train_batch_size": 4,
         "learning_rate": 1e-2,
@@ -159,14 +46,12 @@ def build(case: str, trainer_class: type[Trainer] = Trainer, **given: Any) -> Tr
         "train_sampling_strategy": "sequential",
         "disable_tqdm": True,
         "use_cpu": True,
-        **options,
+        "label_smoothing_factor": 0.1 if case == "gpt2 smoothed" else 0.0,
         **{name: value for name, value in given.items() if name not in of_trainer},
     }
     options.setdefault("output_dir", tempfile.mkdtemp())
-    parts = {"model": model, **{name: value for name, value in given.items() if name in of_trainer}}
-    return trainer_class(
-        args=TrainingArguments(**options), data_collator=collate, train_dataset=samples, **parts
-    )
+    arguments = Seq2SeqTrainingArguments if issubclass(trainer_class, Seq2SeqTrainer) else TrainingArguments
+    return trainer_class(args=arguments(**options), data_collator=collate, train_dataset=samples, **parts)
 
 
 class Noting(Trainer):
@@ -225,6 +110,7 @@ def ask_for_much(world: Any) -> str:
         data_seed=3,
     )
     trainer.eval_dataset = torch.utils.data.ChainDataset([])
+    trainer.args.deepspeed = {"zero_optimization": {"stage": 2}}  # TrainingArguments asks for the package
     try:
         read(trainer)
     except ConfigError as error:
@@ -244,14 +130,20 @@ def with_a_penalty(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any) 
     return smoothed_mean(outputs, labels, num_items_in_batch) + outputs.logits.square().mean()
 
 
-def losses_that_are_no_means(world: Any) -> list[str]:
-    """Return what is said of them."""
-    return [
-        *(refused("bert tokens", compute_loss_func=loss) for loss in (among_themselves, with_a_penalty)),
-        refused(
-            "bert tokens", lr_scheduler_type="reduce_lr_on_plateau", eval_dataset=[1], eval_strategy="epoch"
-        ),
-    ]
+def what_is_said(world: Any) -> dict[str, str]:
+    """Return what is said of trainers, by a word for each; empty where they are read."""
+    plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_dataset": [1], "eval_strategy": "epoch"}
+    generation = {"trainer_class": Seq2SeqTrainer, "predict_with_generate": True}
+    return {
+        "among themselves": refused("bert tokens", compute_loss_func=among_themselves),
+        "clip": refused("clip"),
+        "penalty": refused("bert tokens", compute_loss_func=with_a_penalty),
+        "plateau": refused("bert tokens", **plateau),
+        "generation": refused("t5", **generation),
+        "no generation": refused("t5", trainer_class=Seq2SeqTrainer),
+        "no labels to smooth": refused("question answering", label_smoothing_factor=0.1),
+        "bfloat16": refused("bert tokens", model=CASES["bert tokens"]()[0].bfloat16()),
+    }
 
 
 def what_gpt2_counts(world: Any) -> tuple[str, float, float]:

@@ -1,24 +1,35 @@
 """How much a loss weighs: looks at micro-batches to find out over what it is a mean."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-_TOLERANCE = 1e-3
-"""Relative difference beyond which two losses are not equal."""
+_TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 3e-2
+"""Relative difference beyond which two losses are not equal; the second one if weights have 16 bits."""
 
 
 @contextmanager
-def looking(model: nn.Module) -> Iterator[None]:
-    """Compute without gradients and dropout, and leave the mode and torch's random state as they were."""
+def looking(model: nn.Module) -> Iterator[Callable[[float, Sequence[float]], bool]]:
+    """Compute without gradients and dropout, and leave the mode and torch's random state as they were.
+
+    Yields:
+        What tells whether a loss sum of a micro-batch is, within rounding, what its samples add up to.
+    """
+    is_half = any(parameter.element_size() < 4 for parameter in model.parameters())
+    tolerance = _TOLERANCE_OF_HALF if is_half else _TOLERANCE
+
+    def is_sum_of_parts(whole: float, parts: Sequence[float]) -> bool:
+        size = max(abs(whole), sum(map(abs, parts)), 1e-30)
+        return abs(whole - sum(parts)) <= tolerance * size
+
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            yield
+            yield is_sum_of_parts
     finally:
         for module, is_training in modes:
             module.training = is_training
@@ -44,12 +55,6 @@ def rows(batch: Any, num_samples: int, row: int) -> Any:
             return batch[row : row + 1]
         return type(batch)(rows(value, num_samples, row) for value in batch)
     return batch
-
-
-def is_sum_of_parts(whole: float, parts: Sequence[float]) -> bool:
-    """Tell whether a loss sum of a micro-batch is what its samples add up to."""
-    size = max(abs(whole), sum(map(abs, parts)), 1e-30)
-    return abs(whole - sum(parts)) <= _TOLERANCE * size
 
 
 def _is_container(value: Any) -> bool:

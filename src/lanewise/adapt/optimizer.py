@@ -124,6 +124,8 @@ class _LearningRates:
                 f"the {type(scheduler).__name__} is stepped with a metric. Give a section scheduler, "
                 'such as {"class_path": "torch.optim.lr_scheduler.ReduceLROnPlateau"}, and evaluate.best.'
             )
+        if getattr(scheduler, "cycle_momentum", False):
+            raise ConfigError(_more_than_rates(scheduler))
         self._scheduler = scheduler
         self._base = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
         self._others = self._not_rates()
@@ -136,10 +138,7 @@ class _LearningRates:
                 warnings.simplefilter("ignore", UserWarning)  # no optimizer steps in between
                 self._scheduler.step()
             if self._not_rates() != self._others:
-                raise ConfigError(
-                    f"the {type(self._scheduler).__name__} changes more than learning rates, such as "
-                    "momentum. Give it cycle_momentum=False, or train with a Task."
-                )
+                raise ConfigError(_more_than_rates(self._scheduler))
             self._rows.append(self._row())
         return self._rows[num_steps][number]
 
@@ -172,4 +171,11 @@ def _not_anew(cls: type, why: str) -> str:
     return (
         f"the {cls.__name__} cannot be built anew from its options: {why}. "
         "Give a section optimizer of your own, or train with a Task."
+    )
+
+
+def _more_than_rates(scheduler: LRScheduler) -> str:
+    return (
+        f"the {type(scheduler).__name__} changes more than learning rates, such as momentum. "
+        "Give it cycle_momentum=False, or train with a Task."
     )

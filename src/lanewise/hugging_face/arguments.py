@@ -75,7 +75,8 @@ def refusals(trainer: Trainer) -> Iterator[str]:
             continue
         instead = _INSTEAD.get(field.name)
         hint = f", and give {instead}" if instead else ", or write a Task"
-        yield f"TrainingArguments.{field.name} is {value!r:.60}, which a run does not do. Leave it out{hint}."
+        name = f"{type(args).__name__}.{field.name}"
+        yield f"{name} is {value!r:.60}, which a run does not do. Leave it out{hint}."
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
     for name, dataset in {"train_dataset": trainer.train_dataset, **sets}.items():
         is_stream = isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__")

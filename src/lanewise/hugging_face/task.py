@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import nn
 from torchmetrics import Metric
+from transformers import PreTrainedModel
 
 from lanewise.adapt.optimizer import BuiltOptimizer
 from lanewise.errors import TaskError
@@ -54,8 +55,7 @@ class TrainerParts(SimpleNamespace):
                 outputs, inputs.get("labels"), num_items_in_batch=num_items
             )
             return loss
-        own: torch.Tensor = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
-        return own
+        return own_loss(outputs)
 
     def forward(self, model: nn.Module, inputs: Mapping[str, Any], num_items: torch.Tensor) -> Any:
         """Return the outputs, with the arguments that the Trainer's `compute_loss` gives to a model."""
@@ -80,7 +80,12 @@ class TrainerTask(Task):
 
     def build_model(self) -> nn.Module:
         """Return a copy of the trainer's model, with its weights."""
-        return copy.deepcopy(self._parts.model)
+        model = copy.deepcopy(self._parts.model)
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):
+                # The library records hidden states for classes alone that it has constructed in a process.
+                PreTrainedModel.__init__(type(module).__new__(type(module)), copy.deepcopy(module.config))
+        return model
 
     def train_dataset(self) -> Any:
         """Return the trainer's dataset, without columns that the model does not take."""
@@ -131,6 +136,11 @@ class TrainerTask(Task):
         metrics[METRICS].update(predictions, labels)
 
 
+def own_loss(outputs: Any) -> torch.Tensor:
+    """Return the loss that a model computed."""
+    return outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]  # type: ignore[no-any-return]
+
+
 def _targets(labels: Any) -> int:
     return int((labels != -100).sum())
 
@@ -139,6 +149,7 @@ NUM_TARGETS: dict[str, Callable[[Mapping[str, Any], int], int]] = {
     "shift_labels": lambda inputs, _: _targets(inputs["shift_labels"]),
     "labels": lambda inputs, _: _targets(inputs["labels"]),
     "labels[..., 1:]": lambda inputs, _: _targets(inputs["labels"][..., 1:]),
+    "labels but 255": lambda inputs, _: _targets(inputs["labels"].masked_fill(inputs["labels"] == 255, -100)),
     "samples": lambda _, num_samples: num_samples,
 }
 """Ways to count the targets of a micro-batch."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -14,13 +15,15 @@ from lanewise.commands.jobs.api import TrainResult
 from lanewise.commands.jobs.api import train as train_task
 from lanewise.errors import ConfigError
 from lanewise.hugging_face.arguments import observed, refusals, sections_of
-from lanewise.hugging_face.task import TrainerParts, TrainerTask
+from lanewise.hugging_face.task import TrainerParts, TrainerTask, own_loss
 from lanewise.hugging_face.weight import find_weight
 from lanewise.processes.world.environment import require_no_world
 from lanewise.runs.checkpoint.model_file import load_model
 
 if TYPE_CHECKING:
     from lanewise.runs.callback import Callback
+
+_RECORDERS = "transformers.utils.output_capturing"
 
 
 def train(
@@ -101,6 +104,7 @@ def read(trainer: Trainer, *, num_processes: int = 1, **given: Any) -> dict[str,
     finally:
         trainer.optimizer, trainer.lr_scheduler = own
     parts = _parts(trainer, loader, optimizer)
+    _remove_recorders(model)
     model.cpu()
     sections = merged({**sections, **optimizer.sections, **observed(trainer, num_steps)}, given)
     return {"task": TrainerTask(parts), **sections}
@@ -118,7 +122,7 @@ def _parts(trainer: Trainer, loader: Any, optimizer: BuiltOptimizer) -> TrainerP
         model: Any = trainer.model
         named = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
         shifts = type(named).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-        loss_function = partial(trainer.label_smoother, shift_labels=shifts)
+        loss_function = partial(_smoothed, partial(trainer.label_smoother, shift_labels=shifts))
     parts = TrainerParts(
         model=trainer.model,
         train_dataset=loader.dataset,
@@ -135,3 +139,22 @@ def _parts(trainer: Trainer, loader: Any, optimizer: BuiltOptimizer) -> TrainerP
     )
     find_weight(parts, trainer.args.per_device_train_batch_size, trainer.args.device)
     return parts
+
+
+def _smoothed(smoother: Callable[..., Any], outputs: Any, labels: Any, num_items_in_batch: Any) -> Any:
+    """Return the smoothed loss; the model's own one without `labels`, as in question answering."""
+    if labels is None:
+        return own_loss(outputs)
+    return smoother(outputs, labels, num_items_in_batch=num_items_in_batch)
+
+
+def _remove_recorders(model: nn.Module) -> None:
+    """Remove the hooks by which the library records hidden states, which no other process could be sent.
+
+    The library adds them again where a forward needs them, if the module does not say that it has them.
+    """
+    for module in model.modules():
+        hooks = module._forward_hooks  # noqa: SLF001 - see tests/architecture/test_private_api.py
+        for key in [key for key, hook in hooks.items() if hook.__module__ == _RECORDERS]:
+            del hooks[key]
+        vars(module).pop("_output_capturing_hooks_installed", None)

@@ -1,12 +1,12 @@
 """Finds out over what the loss of a model of transformers is a mean."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 import torch
 
-from lanewise.adapt.loss import is_sum_of_parts, looking, rows
+from lanewise.adapt.loss import looking, rows
 from lanewise.errors import TaskError
 from lanewise.hugging_face.task import NUM_TARGETS, TrainerParts
 
@@ -34,7 +34,7 @@ def find_weight(parts: TrainerParts, num_samples: int, device: torch.device) -> 
         TaskError: if it is neither, or draws random numbers without dropout.
     """
     kinds: list[str] = []
-    with looking(parts.model):
+    with looking(parts.model) as is_sum_of_parts:
         for samples in _first_samples(parts.train_dataset, min(num_samples, _MAX_SAMPLES)):
             batch = _Looked(parts, samples, device)
             value, divided = batch.loss(), batch.loss(num_items=_MANY)
@@ -49,7 +49,7 @@ def find_weight(parts: TrainerParts, num_samples: int, device: torch.device) -> 
                         f"{_WHAT} is {value:g} for num_items_in_batch=1 and {divided:g} for {_MANY}: it must "
                         f"be a sum that is divided by it, or a mean that ignores it. {_REMEDY}"
                     )
-            fitting = list(batch.fitting())
+            fitting = list(batch.fitting(is_sum_of_parts))
             kinds = [kind for kind in kinds if kind in fitting] if kinds else fitting
             if not kinds:
                 raise TaskError(
@@ -81,7 +81,7 @@ class _Looked:
         """Return the loss that the Trainer computes."""
         return self._loss(self._inputs, num_items, seed)
 
-    def fitting(self) -> Iterator[str]:
+    def fitting(self, is_sum_of_parts: Callable[[float, Sequence[float]], bool]) -> Iterator[str]:
         """Yield the ways of counting targets that may be the loss's, the likeliest one first."""
         inputs, num_samples = self._inputs, len(self._samples)
         shapes = (value.shape for value in inputs.values() if isinstance(value, torch.Tensor))
@@ -111,6 +111,8 @@ class _Looked:
             return ["shift_labels"]
         if not isinstance(labels, torch.Tensor):
             return ["samples"]
+        if labels.dim() > 2:  # of pixels, where 255 is usually none
+            return ["labels but 255", "labels", "samples"]
         if labels.dim() < 2:
             return ["labels", "samples"]
         others = [] if self._parts.takes_count else ["samples"]

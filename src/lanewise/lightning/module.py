@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torchmetrics import MeanMetric
 
-from lanewise.adapt.loss import is_sum_of_parts, looking, rows
+from lanewise.adapt.loss import looking, rows
 from lanewise.adapt.optimizer import BuiltOptimizer
 from lanewise.adapt.overridden import overridden
 from lanewise.adapt.sections import merged, steps_of
@@ -242,7 +242,7 @@ def _look(parts: ModuleParts, num_samples: int) -> None:
         return 0.0 if found is None else float(found.sum)
 
     dataset = parts.train_dataset
-    with looking(module):
+    with looking(module) as is_sum_of_parts:
         for start in range(0, min(len(dataset), _NUM_BATCHES * num_samples), num_samples):
             samples = [dataset[index] for index in range(start, min(start + num_samples, len(dataset)))]
             data, size = parts.collate(samples), len(samples)

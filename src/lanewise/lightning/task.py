@@ -88,8 +88,9 @@ class ModuleTask(Task):
         return Stepped(*model(StepKind.VALIDATION, *batch))
 
     def eval_loss(self, outputs: Stepped, batch: CollatedBatch) -> Loss | None:
-        """Return what validation_step returned; None where it only logs."""
-        return loss_of(outputs.returned, batch.num_samples)
+        """Return what validation_step returned; None where it only logs, or logs `loss` itself."""
+        logs_loss = "loss" in {*outputs.values, *outputs.states}
+        return None if logs_loss else loss_of(outputs.returned, batch.num_samples)
 
     def build_metrics(self) -> Mapping[str, Metric]:
         """Return metrics for what validation_step logs."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from lanewise.adapt.loss import is_sum_of_parts, looking, rows
+from lanewise.adapt.loss import looking, rows
 
 
 class Pair(NamedTuple):
@@ -28,11 +28,16 @@ def test_a_row_of_a_batch_is_a_batch_with_the_same_padding():
     assert (found["scale"], len(found["shared"]), found["flag"]) == (2.0, 5, True)
 
 
-def test_sums_are_equal_within_rounding():
-    assert is_sum_of_parts(1.0, [0.5, 0.50001])
-    assert not is_sum_of_parts(1.0, [0.5, 0.51])
-    assert is_sum_of_parts(0.0, [])
-    assert not is_sum_of_parts(float("nan"), [1.0])
+def test_sums_are_equal_within_the_rounding_of_the_weights():
+    """Losses of a model in bfloat16 were refused, as if they were no means."""
+    with looking(nn.Linear(1, 1)) as is_sum_of_parts:
+        assert is_sum_of_parts(1.0, [0.5, 0.50001])
+        assert not is_sum_of_parts(1.0, [0.5, 0.51])
+        assert is_sum_of_parts(0.0, [])
+        assert not is_sum_of_parts(float("nan"), [1.0])
+    with looking(nn.Linear(1, 1).bfloat16()) as is_sum_of_parts:
+        assert is_sum_of_parts(1.0, [0.5, 0.51])
+        assert not is_sum_of_parts(1.0, [0.5, 0.55])
 
 
 def test_looking_leaves_the_modes_and_the_random_state():

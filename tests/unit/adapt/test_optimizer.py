@@ -114,13 +114,26 @@ def test_a_scheduler_that_follows_a_metric_is_refused():
     assert "the ReduceLROnPlateau is stepped with a metric" in said
 
 
+class Slowing(StepLR):
+    """Changes momentum too."""
+
+    def step(self, epoch=None):
+        super().step(epoch)
+        self.optimizer.param_groups[0]["momentum"] = 0.5
+
+
 def test_a_scheduler_that_changes_momentum_is_refused():
+    """Those of torch at once, as a long preparation may come before the first step; others in that step."""
     own = model()
     optimizer = torch.optim.SGD(own.parameters(), 0.1, momentum=0.9)
-    built = BuiltOptimizer(optimizer, OneCycleLR(optimizer, 0.7, total_steps=9), own)
-    again, anew = built_anew(built, model())
-    again.step()
     with pytest.raises(ConfigError, match="the OneCycleLR changes more than learning rates"):
+        BuiltOptimizer(optimizer, OneCycleLR(optimizer, 0.7, total_steps=9), own)
+    optimizer = torch.optim.SGD(own.parameters(), 0.1, momentum=0.9)
+    scheduler = StepLR(optimizer, 2)
+    scheduler.__class__ = Slowing  # its constructor steps as well
+    again, anew = built_anew(BuiltOptimizer(optimizer, scheduler, own), model())
+    again.step()
+    with pytest.raises(ConfigError, match="the Slowing changes more than learning rates"):
         anew.step()
 
 
