@@ -146,7 +146,10 @@ def train(world: World, config: RunConfig) -> tuple[dict[str, bytes], list[float
 
 def state_bytes(model: nn.Module) -> dict[str, bytes]:
     """Return the bytes of every parameter and buffer. Collective where they are sharded."""
-    return {name: whole(tensor).cpu().numpy().tobytes() for name, tensor in model.state_dict().items()}
+    return {
+        name: whole(tensor).cpu().flatten().view(torch.uint8).numpy().tobytes()
+        for name, tensor in model.state_dict().items()
+    }
 
 
 def gradients(world: World, config: RunConfig) -> list[dict[str, torch.Tensor]]:

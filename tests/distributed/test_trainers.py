@@ -81,7 +81,9 @@ def test_the_loss_is_that_of_the_library_for_fifty_steps(cases):
         assert theirs[-1] < theirs[0], case
 
 
-@pytest.mark.parametrize("cases", CASES)
+@pytest.mark.parametrize(
+    "cases", [FAST, pytest.param((*OTHERS, "llama bfloat16", *PEFT), marks=pytest.mark.slow)]
+)
 def test_one_to_three_processes_give_the_same_bytes(cases):
     given = {"gradient_accumulation_steps": 3, "num_train_epochs": 2}
     runs = run_distributed(read_runs, 1, cases, given)[0]

@@ -196,6 +196,7 @@ CASES: dict[str, Callable[[], Built]] = {
     "gpt2 smoothed": _gpt2,
     "gpt2 peft": _gpt2_with_lora,
     "llama": _llama,
+    "llama bfloat16": _llama,
     "t5": lambda: _with_labels(T5ForConditionalGeneration(T5Config(**_T5)), labels=_of_rows(_some)),
     "bert tokens": _bert_tokens,
     "bert own loss": _bert_tokens,

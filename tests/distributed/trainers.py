@@ -34,6 +34,8 @@ def build(case: str, trainer_class: type[Trainer] = Trainer, **given: Any) -> Tr
     """Return the trainer of a case; `given` are arguments of it or of TrainingArguments."""
     set_seed(0)
     model, samples, collate = CASES[case]()
+    if case == "llama bfloat16":
+        model.bfloat16()
     if case == "bert own loss":
         given["compute_loss_func"] = smoothed_mean
     of_trainer = ("compute_loss_func", "compute_metrics", "callbacks", "eval_dataset", "optimizers", "model")
