@@ -253,9 +253,9 @@ def train_by_the_library(world: Any, global_batch_size: int) -> dict[str, Any]:
     return found
 
 
-def train_and_use(world: Any, devices: int, run_dir: str) -> dict[str, Any]:
+def train_and_use(world: Any, case: str, devices: int, run_dir: str) -> dict[str, Any]:
     """Train from end to end, and evaluate by the library what the module has then."""
-    module = build("classifier")
+    module = build(case)
     result = train(
         module,
         Points(),

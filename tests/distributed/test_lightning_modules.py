@@ -76,12 +76,19 @@ def test_what_the_library_itself_does_on_one_and_on_two():
 
 
 def test_a_run_validates_as_the_library_does(tmp_path):
-    alone, of_two = (call("train_and_use", devices, str(tmp_path / str(devices))) for devices in (1, 2))
+    folder = str(tmp_path / "run")
+    alone, of_two = (call("train_and_use", "classifier", devices, f"{folder}{devices}") for devices in (1, 2))
     assert alone == of_two
     ours = {name.removeprefix("val/"): value for name, value in alone["ours"].items()}
     assert ours["loss"] == pytest.approx(ours["val_loss"])
     del ours["loss"]
     assert ours == pytest.approx(alone["theirs"])
+
+
+def test_a_validation_may_log_the_loss_that_it_returns(tmp_path):
+    """The run ended after its first epoch, as there were two values of one name."""
+    found = call("train_and_use", "regression", 1, str(tmp_path / "run"))
+    assert found["ours"] == {"val/loss": pytest.approx(found["theirs"]["loss"])}
 
 
 def test_what_a_run_does_not_do_is_refused_by_name():

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+_MAX_SAMPLES, _NUM_BATCHES = 8, 4
 _TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 3e-2
 """Relative difference beyond which two losses are not equal; the second one if weights have 16 bits."""
 
@@ -33,6 +34,14 @@ def looking(model: nn.Module) -> Iterator[Callable[[float, Sequence[float]], boo
     finally:
         for module, is_training in modes:
             module.training = is_training
+
+
+def first_samples(dataset: Any, micro_batch_size: int) -> Iterator[list[Any]]:
+    """Yield the samples of a few micro-batches of at most 8 samples, from the beginning of a dataset."""
+    size = min(micro_batch_size, _MAX_SAMPLES)
+    end = min(len(dataset), _NUM_BATCHES * size)
+    for start in range(0, end, size):
+        yield [dataset[index] for index in range(start, min(start + size, end))]
 
 
 def rows(batch: Any, num_samples: int, row: int) -> Any:

@@ -6,12 +6,10 @@ from typing import Any, final
 
 import torch
 
-from lanewise.adapt.loss import looking, rows
+from lanewise.adapt.loss import first_samples, looking, rows
 from lanewise.errors import TaskError
 from lanewise.hugging_face.task import NUM_TARGETS, TrainerParts
 
-_MAX_SAMPLES = 8
-_NUM_BATCHES = 4
 _MANY = 2**20
 """A number of items by which a sum all but vanishes, so that whatever is not divided by it shows."""
 _WHAT = "the loss of the Trainer"
@@ -35,7 +33,7 @@ def find_weight(parts: TrainerParts, num_samples: int, device: torch.device) -> 
     """
     kinds: list[str] = []
     with looking(parts.model) as is_sum_of_parts:
-        for samples in _first_samples(parts.train_dataset, min(num_samples, _MAX_SAMPLES)):
+        for samples in first_samples(parts.train_dataset, num_samples):
             batch = _Looked(parts, samples, device)
             value, divided = batch.loss(), batch.loss(num_items=_MANY)
             if not value or not math.isfinite(value):  # there are no targets
@@ -62,11 +60,6 @@ def find_weight(parts: TrainerParts, num_samples: int, device: torch.device) -> 
             "that the data_collator makes."
         )
     parts.counts = kinds[0]
-
-
-def _first_samples(dataset: Any, num_samples: int) -> Iterator[list[Any]]:
-    for start in range(0, min(len(dataset), _NUM_BATCHES * num_samples), num_samples):
-        yield [dataset[index] for index in range(start, min(start + num_samples, len(dataset)))]
 
 
 @final

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torchmetrics import MeanMetric
 
-from lanewise.adapt.loss import looking, rows
+from lanewise.adapt.loss import first_samples, looking, rows
 from lanewise.adapt.optimizer import BuiltOptimizer
 from lanewise.adapt.overridden import overridden
 from lanewise.adapt.sections import merged, steps_of
@@ -33,8 +33,6 @@ _MAY_OVERRIDE = {
     *("on_before_batch_transfer", "on_after_batch_transfer"),
     *(f"{name}_step" for name in ("training", "validation", "test", "predict")),
 }
-_MAX_SAMPLES = 8
-_NUM_BATCHES = 4
 
 
 def train(
@@ -128,7 +126,7 @@ def read(
         optimizer=BuiltOptimizer(optimizer, scheduler, module, steps_per_value),
         metrics={},
     )
-    _look(parts, min(size, _MAX_SAMPLES))
+    _look(parts, size)
     return {"task": ModuleTask(parts), **merged({**sections, **parts.optimizer.sections}, given)}
 
 
@@ -241,10 +239,8 @@ def _look(parts: ModuleParts, num_samples: int) -> None:
         found = loss_of(step(data, of_samples, seed=seed).returned, of_samples)
         return 0.0 if found is None else float(found.sum)
 
-    dataset = parts.train_dataset
     with looking(module) as is_sum_of_parts:
-        for start in range(0, min(len(dataset), _NUM_BATCHES * num_samples), num_samples):
-            samples = [dataset[index] for index in range(start, min(start + num_samples, len(dataset)))]
+        for samples in first_samples(parts.train_dataset, num_samples):
             data, size = parts.collate(samples), len(samples)
             returned = step(data, size).returned
             if isinstance(returned.get("loss") if isinstance(returned, Mapping) else returned, Loss):
@@ -261,7 +257,7 @@ def _look(parts: ModuleParts, num_samples: int) -> None:
                     f"{sum(single) / size:g} for one of them: it is no mean over samples. {_REMEDY}"
                 )
         for dataset in parts.eval_datasets.values():
-            samples = [dataset[index] for index in range(min(num_samples, len(dataset)))]
+            samples = next(first_samples(dataset, num_samples), [])
             stepped = step(parts.collate(samples), len(samples), StepKind.VALIDATION)
             means = {name: MeanMetric(nan_strategy="disable") for name in stepped.values}
             parts.metrics = means | getattr(module, LOGGED)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from lanewise.adapt.loss import looking, rows
+from lanewise.adapt.loss import first_samples, looking, rows
 
 
 class Pair(NamedTuple):
@@ -26,6 +26,13 @@ def test_a_row_of_a_batch_is_a_batch_with_the_same_padding():
     assert found["pair"].labels == ["b"]
     assert [part.shape for part in found["both"]] == [(1,), (1, 1)]
     assert (found["scale"], len(found["shared"]), found["flag"]) == (2.0, 5, True)
+
+
+def test_a_few_small_micro_batches_are_looked_at():
+    assert list(first_samples(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(first_samples(range(99), 2)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [len(samples) for samples in first_samples(range(99), 64)] == [8] * 4
+    assert list(first_samples([], 4)) == []
 
 
 def test_sums_are_equal_within_the_rounding_of_the_weights():
