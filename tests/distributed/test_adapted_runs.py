@@ -6,6 +6,7 @@ import cloudpickle
 import pytest
 
 from lanewise.commands.jobs.api import config_of
+from lanewise.errors import TaskError
 from lanewise.testing import run_distributed
 from tests.distributed.test_reducers import train_part
 from tests.distributed.test_trainers import train_run
@@ -14,6 +15,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec(package) is None, reason=f"not installed: {package}")
     for package in ("transformers", "accelerate", "lightning")
 ]
+IN_ONE_PROCESS = {"reducer": "data_parallel", "devices": 2, "device_type": "cpu"}
 SHARDED = {"shard_optimizer": True}
 FSDP = {"reducer": "fsdp", "equality": "close"}
 BLOCKS = ("GPT2Block", "TransformerEncoderLayer")
@@ -35,7 +37,14 @@ def on_one(world, folders):
     runs = [cloudpickle.dumps(run) for run in read]
     for run, folder in zip(runs, folders, strict=True):
         train_a_part(world, run, folder, 2)
-    return runs, [(train_run(world, run), train_run(world, run, precision="bf16")) for run in runs]
+    said = []
+    for run in runs:
+        assert train_run(world, run, distributed=IN_ONE_PROCESS) == train_run(world, run)
+        try:
+            train_run(world, run, data={"order": "bucketed"})
+        except TaskError as error:
+            said.append(str(error))
+    return runs, [(train_run(world, run), train_run(world, run, precision="bf16")) for run in runs], said
 
 
 def on_two(world, runs, folders):
@@ -55,7 +64,11 @@ def on_two(world, runs, folders):
 
 def test_they_meet_fsdp_bf16_sharding_and_a_resume_on_other_processes(tmp_path):
     folders = [str(tmp_path / name) for name in ("trainer", "module")]
-    ((runs, expected),) = run_distributed(on_one, 1, folders)
+    ((runs, expected, said),) = run_distributed(on_one, 1, folders)
+    assert ["or another order" in text for text in said] == [
+        True,
+        True,
+    ]  # no Trainer says how long samples are
     for rank in run_distributed(on_two, 2, runs, folders):
         for (straight, in_bf16), (resumed, on_both, sharded, by_fsdp) in zip(expected, rank, strict=True):
             assert resumed == straight[1]

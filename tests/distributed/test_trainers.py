@@ -100,6 +100,7 @@ def test_all_that_a_run_does_not_do_is_refused_at_once():
     assert "the callback Stopping is not called" in said
     assert "TrainingArguments.neftune_noise_alpha is 5.0" in said
     assert "train_sampling_strategy is 'group_by_length'" in said
+    assert "give a Task with sample_lengths" in said
     assert "TrainingArguments.data_seed is 3" in said
     assert "activation_checkpointing is True, which a run does not do. Leave it out, and give memory=" in said
     assert "is a ChainDataset, which has no length" in said

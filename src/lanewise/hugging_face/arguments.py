@@ -40,6 +40,7 @@ _INSTEAD = {
     "resume_from_checkpoint": "resume=True",
     "auto_find_batch_size": "the number that `lanewise plan --largest-micro-batch` finds",
     "predict_with_generate": "a Task with eval_forward",
+    "train_sampling_strategy": 'a Task with sample_lengths, for data={"order": "bucketed"}',
 }
 """What `train` takes in place of an argument that it refuses."""
 _MODULES_OF_CALLBACKS = ("transformers.trainer_callback", "transformers.utils.notebook")
