@@ -150,7 +150,7 @@ def _joined(sequences: Ragged | Sequence[torch.Tensor]) -> tuple[torch.Tensor, t
         if sequence.ndim == 0:
             raise DataError(
                 f"Sequence {number} is a single {sequence.dtype} number, and not a list of them. A column "
-                "with one number in each row is a plain tensor; expand it to the length of the lists beside it."
+                "with one number in each row is a plain tensor; expand it to the lists beside it."
             )
         if sequence.ndim != 1 or sequence.dtype != sequences[0].dtype:
             raise DataError(
