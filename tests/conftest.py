@@ -1,6 +1,7 @@
 """Prepares the environment before any test imports torch, as the command line does."""
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -53,6 +54,14 @@ def forget_modules_of_the_test(tmp_path_factory: pytest.TempPathFactory) -> Iter
             found.append(name)
     for name in found:  # afterwards: the path of a package without a file is asked of its parent
         del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def keep_log_level() -> Iterator[None]:
+    """Put back the level of the log, which jobs raise in what is usually a process of their own."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Everything that may change state, and every kind of state: what verify says of each."""
 
-import logging
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -167,12 +166,11 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(module, "start", run)
     monkeypatch.setattr(module, "prepare_workers", lambda *_: None)
-    threads, log_level = torch.get_num_threads(), logging.root.level
+    threads = torch.get_num_threads()
     set_determinism("exact", 1)
     yield
     set_determinism("close", threads)
     torch.use_deterministic_algorithms(False)
-    logging.root.setLevel(log_level)  # which the job raises in what is usually a process of its own
 
 
 KINDS = [

@@ -28,8 +28,8 @@ from tests.integration.command import LANEWISE, Done, lanewise, run, write_confi
 NUM_STEPS = 18
 KILLED_AFTER = 14
 EVALUATED = [3, 6, 9, 12, 15, 18]
-SHOWN = sorted([1, 10, *EVALUATED])
-"""The first line after each show of the model: also when a start begins, the second one after step 10."""
+SHOWN = sorted([0, 10, *EVALUATED])
+"""After which steps the model is shown: also when a start begins, the second one after step 10."""
 THEIR_WARNINGS = {"PYTHONWARNINGS": "ignore"}
 """Warnings of other packages, which are errors in all other tests."""
 SECTIONS: dict[str, Any] = {

@@ -9,7 +9,7 @@ from torch import nn
 
 _MAX_SAMPLES, _NUM_BATCHES = 8, 4
 _TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 3e-2
-"""Relative difference beyond which two losses are not equal; the second one if weights have 16 bits."""
+"""Relative difference beyond which two losses differ; the second one for weights of less than 32 bits."""
 
 
 @contextmanager

@@ -29,7 +29,7 @@ _STEPS = Argument(
 )
 _UNTIL = Argument[str | None](
     "--until",
-    "of a program: epoch or evaluation: look at the samples into the second epoch, or to the end of one",
+    "of a program: also look at its samples, into the second epoch (epoch) or to the end of an evaluation",
     "WHAT",
     _read_until,
     default=None,

@@ -149,7 +149,7 @@ NUM_TARGETS: dict[str, Callable[[Mapping[str, Any], int], int]] = {
     "shift_labels": lambda inputs, _: _targets(inputs["shift_labels"]),
     "labels": lambda inputs, _: _targets(inputs["labels"]),
     "labels[..., 1:]": lambda inputs, _: _targets(inputs["labels"][..., 1:]),
-    "labels but 255": lambda inputs, _: _targets(inputs["labels"].masked_fill(inputs["labels"] == 255, -100)),
+    "labels but 255": lambda inputs, _: int(((inputs["labels"] != 255) & (inputs["labels"] != -100)).sum()),
     "samples": lambda _, num_samples: num_samples,
 }
 """Ways to count the targets of a micro-batch."""

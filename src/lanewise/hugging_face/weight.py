@@ -104,8 +104,9 @@ class _Looked:
             return ["shift_labels"]
         if not isinstance(labels, torch.Tensor):
             return ["samples"]
-        if labels.dim() > 2:  # of pixels, where 255 is usually none
-            return ["labels but 255", "labels", "samples"]
+        if labels.dim() > 2:
+            of_pixels = ["labels but 255"] if "pixel_values" in self._inputs else []
+            return [*of_pixels, "labels", "samples"]
         if labels.dim() < 2:
             return ["labels", "samples"]
         others = [] if self._parts.takes_count else ["samples"]

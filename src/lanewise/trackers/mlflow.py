@@ -66,11 +66,11 @@ class MLflow(Tracker):
         metrics = [Metric(name, value, milliseconds, line.step) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
-    def send_media(self, line: Line, media: Media) -> None:
+    def send_media(self, line: Line, step: int, media: Media) -> None:
         """See `Tracker`. An artifact, which takes the place of one that was sent before."""
         from PIL import Image
 
-        file = f"media/{media.name}/{line.step:06d}"
+        file = f"media/{media.name}/{step:06d}"
         if media.png is None:
             self._client.log_text(self._run_id, media.text or "", f"{file}.txt")
         else:

@@ -1,12 +1,13 @@
 """Mirrors metrics.jsonl of a run to a tracker, each line once, whatever becomes of either."""
 
 import hashlib
+import heapq
+import itertools
 import json
 import logging
 import threading
 from abc import ABC, abstractmethod
 from base64 import b64decode
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -77,8 +78,14 @@ class Tracker(LineCallback, ABC):
     def send(self, line: Line) -> None:
         """Send a line."""
 
-    def send_media(self, line: Line, media: Media) -> None:
-        """Send a text or an image, which was logged after a line; by default it stays in media.jsonl."""
+    def send_media(self, line: Line, step: int, media: Media) -> None:
+        """Send a text or an image, which was logged after a step; by default it stays in media.jsonl.
+
+        Args:
+            line: the last one up to that step, or the first one of the run. It may get several.
+            step: after which it was logged; 0 before the first one.
+            media: the text or the image.
+        """
 
     @abstractmethod
     def close(self, end: End) -> None:
@@ -87,7 +94,6 @@ class Tracker(LineCallback, ABC):
     def on_start(self, start: RunStart) -> None:
         """See `Callback`."""
         self._more, self._end = threading.Event(), None
-        self._media: deque[dict[str, Any]] = deque()
         self._thread = threading.Thread(target=self._mirror, args=(start,), daemon=True)
         self._thread.start()
 
@@ -118,22 +124,29 @@ class Tracker(LineCallback, ABC):
     def _mirror(self, start: RunStart) -> None:
         run_dir = RunDir(start.run_dir)
         try:
-            last = kept = self.open(start)
-            if last and start.first_step > 1 and start.config.distributed.equality == "close":
+            kept = self.open(start)
+            if kept and start.first_step > 1 and start.config.distributed.equality == "close":
                 logger.info(
                     "%s keeps the %d lines that it has; what this start computes again may differ from them "
                     "by rounding",
                     type(self).__name__,
-                    last,
+                    kept,
                 )
-            for line in self._read(run_dir):
-                if line.number > last:
-                    self.send(line)
-                    last = line.number
-                while self._media and self._media[0]["step"] <= line.step:
-                    media = self._media.popleft()
-                    if line.number >= kept:  # with its last line an earlier start may have been killed
-                        self.send_media(line, _media_of(media))
+            line: Line | None = None
+            early: list[_Shown] = []
+            for found in self._read(run_dir):
+                if isinstance(found, Line):
+                    line = found
+                    if line.number > kept:
+                        self.send(line)
+                    shown, early = early, []
+                else:
+                    shown = [found]
+                if line is None:
+                    early = shown
+                elif line.number >= kept:  # with its last line an earlier start may have been killed
+                    for media in shown:
+                        self.send_media(line, media.step, media.media)
             assert self._end is not None
             is_finished = self._end == "finished" and run_dir.model.exists()
             digest = hashlib.sha256(run_dir.model.read_bytes()).hexdigest() if is_finished else None
@@ -146,28 +159,31 @@ class Tracker(LineCallback, ABC):
                 text_of(error),
             )
 
-    def _read(self, run_dir: RunDir) -> Iterator[Line]:
-        """Yield the lines that are there and those that come, until the run ends; the last one repeatedly.
-
-        What was logged before a line that comes next is in `_media` then.
-        """
+    def _read(self, run_dir: RunDir) -> Iterator["Line | _Shown"]:
+        """Yield what is there and what comes, until the run ends: media after the lines up to their step."""
         metrics, media = _Tail(run_dir.metrics), _Tail(run_dir.media)
-        number = 0
-        line: Line | None = None
+        takes_media = type(self).send_media is not Tracker.send_media
+        numbers = itertools.count(1)
         while True:
             self._more.clear()
             is_last = self._end is not None
-            found = metrics.read()
-            self._media += media.read()
-            for columns in found:
-                number += 1
-                line = _line(number, columns)
-                yield line
-            if line is not None:  # for what was logged after it
-                yield line
+            # The end of the media first: all lines that were written before them are there then.
+            end_of_media = media.end() if takes_media else 0
+            lines = (_line(next(numbers), columns) for columns in metrics.read(metrics.end()))
+            shown = (_shown(columns) for columns in media.read(end_of_media))
+            both: tuple[Iterator[Line | _Shown], ...] = (lines, shown)
+            yield from heapq.merge(*both, key=lambda found: (found.step, isinstance(found, _Shown)))
             if is_last:
                 return
             self._more.wait()
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A line of media.jsonl."""
+
+    step: int
+    media: Media
 
 
 @final
@@ -175,23 +191,27 @@ class _Tail:
     """Reads what was added to a file of JSON lines, which need not be there."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._rest = path, 0, b""
+        self._path, self._offset = path, 0
 
-    def read(self) -> list[dict[str, Any]]:
-        """Return the new lines; one that is half-written stays for the next time."""
-        if not self._path.exists():
-            return []
+    def end(self) -> int:
+        """Return the size of the file, in bytes."""
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def read(self, end: int) -> Iterator[dict[str, Any]]:
+        """Yield the new lines that begin ahead of `end`; one that is half-written stays for the next time."""
+        if self._offset >= end:
+            return
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            read = file.read()
-        self._offset += len(read)
-        *whole, self._rest = (self._rest + read).split(b"\n")
-        return [json.loads(text) for text in whole]
+            while self._offset < end and (text := file.readline()).endswith(b"\n"):
+                self._offset += len(text)
+                yield json.loads(text)
 
 
-def _media_of(columns: Mapping[str, Any]) -> Media:
+def _shown(columns: Mapping[str, Any]) -> _Shown:
     png = columns.get("png")
-    return Media(columns["name"], columns.get("text"), None if png is None else b64decode(png))
+    media = Media(columns["name"], columns.get("text"), None if png is None else b64decode(png))
+    return _Shown(columns["step"], media)
 
 
 def _line(number: int, columns: dict[str, Any]) -> Line:

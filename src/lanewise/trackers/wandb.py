@@ -68,7 +68,7 @@ class WandB(Tracker):
         self._last = line.number
         self._run.log({"epoch": line.epoch, "step": line.step, **line.values}, step=line.number)
 
-    def send_media(self, line: Line, media: Media) -> None:
+    def send_media(self, line: Line, step: int, media: Media) -> None:
         """See `Tracker`."""
         import wandb
         from PIL import Image

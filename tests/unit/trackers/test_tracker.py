@@ -38,8 +38,8 @@ class Kept(Tracker):
             raise ConnectionError("nobody answers")
         self.lines.append(line)
 
-    def send_media(self, line: Line, media: Media) -> None:
-        self.media.append((line.step, media.name))
+    def send_media(self, line: Line, step: int, media: Media) -> None:
+        self.media.append((line.number, media.name))
 
     def close(self, end: End) -> None:
         self.end = end
@@ -183,11 +183,14 @@ def test_what_was_logged_follows_the_line_of_its_step(tmp_path):
 
 def test_what_a_killed_start_logged_is_sent_by_the_next_one(tmp_path):
     """It was lost: only what was logged meanwhile was sent, and an offline folder of W&B is begun anew."""
+    show(tmp_path, 0, "before")
     for step in (1, 2, 3):
-        write(tmp_path, step)
+        write(tmp_path, step, step)  # it is evaluated, too
         show(tmp_path, step, f"after {step}")
-    anew, further = Kept(), Kept(last=2)
+    show(tmp_path, 7, "between lines")
+    write(tmp_path, 9)
+    anew, further = Kept(), Kept(last=4)
     follow(anew, tmp_path)
     follow(further, tmp_path)
-    assert anew.media == [(1, "after 1"), (2, "after 2"), (3, "after 3")]
-    assert further.media == anew.media[1:]
+    assert anew.media == [(1, "before"), (2, "after 1"), (4, "after 2"), (6, "after 3"), (6, "between lines")]
+    assert further.media == anew.media[2:]

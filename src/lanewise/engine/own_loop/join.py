@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 from lanewise.config import DistributedConfig
@@ -63,9 +64,9 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
 
 
 def close_at_exit(close: Callable[[], None]) -> Callable[[], None]:
-    """Call `close` when the program ends, whose error ends it as one that nobody catches.
+    """Call `close` when the program ends. An error of it ends the program as one that nobody catches does.
 
-    Python would show the error, and exit with 0.
+    Python would show it, and exit with 0.
 
     Returns:
         What `atexit.unregister` takes.
@@ -75,10 +76,13 @@ def close_at_exit(close: Callable[[], None]) -> Callable[[], None]:
         try:
             close()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is shown
-            sys.stdout.flush()
-            sys.excepthook(type(error), error, error.__traceback__)
-            sys.stderr.flush()
-            os._exit(1)
+            try:
+                with suppress(Exception):  # nobody reads it any more
+                    sys.stdout.flush()
+                sys.excepthook(type(error), error, error.__traceback__)
+                sys.stderr.flush()
+            finally:
+                os._exit(1)
 
     atexit.register(end)
     return end

@@ -1,6 +1,7 @@
 """The optimizer steps of the user's own loop, and the micro-batches in each."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -47,8 +48,9 @@ class Prepared:
 
     def close(self) -> None:
         """Wait for the last saves, and stop the background work."""
-        while self.finish_saves:
-            self.finish_saves.pop()()
+        with ExitStack() as stack:  # each is waited for, also if another failed
+            while self.finish_saves:
+                stack.callback(self.finish_saves.pop())
         for pass_ in self.passes.values():
             pass_.reducer.close()
 

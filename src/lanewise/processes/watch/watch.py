@@ -130,7 +130,8 @@ class Watch:
         # A pipe that nobody reads, or a disk that does not answer, must not keep the process.
         deadline = threading.Timer(_SECONDS_TO_END, os._exit, [code])
         deadline.daemon = True
-        deadline.start()
+        with suppress(RuntimeError):  # Python 3.12 starts no thread when the interpreter ends
+            deadline.start()
         try:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()

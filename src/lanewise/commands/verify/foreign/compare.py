@@ -23,7 +23,7 @@ _CLOSE = 1e-3
 """A difference, as a share, that is taken for rounding in float32."""
 _CLOSE_IN_HALF = 3e-2
 _NEGLIGIBLE = 1e-2
-"""Of the whole gradient, the part to which a parameter's own counts as close even if it is next to 0."""
+"""A parameter's gradient is judged as if it were at least this part of the whole one."""
 _MOST_NAMED = 4
 _DIVIDE = (
     "Divide the sum of the losses by what all processes count, and multiply it by the number of processes."

@@ -31,8 +31,8 @@ class AfterTorch(importlib.abc.MetaPathFinder):
         if name != "torch":
             return None
         # Whoever only asks whether there is a torch gets a spec, too; so this finder stays.
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, others), None)
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         loader = None if spec is None else spec.loader
         if loader is not None:
             load = loader.exec_module

@@ -101,7 +101,6 @@ class Observer:
     def before_backward(self) -> None:
         """Hook the parameters that have no hook yet; it sees a gradient before DDP reduces it."""
         self._num_backwards += 1
-        self._clipped.clear()  # of an update that was skipped, or before its last backward
         if self._current is not None:
             self._current.is_training = True
         for optimizer in self._optimizers if self.keeps_gradients else ():
@@ -116,6 +115,7 @@ class Observer:
         """Add to this rank's own gradient of a parameter; begin anew where the program has zeroed it."""
         if not self.keeps_gradients:
             return
+        self._clipped.pop(id(parameter), None)  # of an update that was skipped, or before its last backward
         is_first = parameter.grad is None or not parameter.grad.any()
         if is_first or id(parameter) not in self._own:
             self._own[id(parameter)] = on_cpu(gradient)

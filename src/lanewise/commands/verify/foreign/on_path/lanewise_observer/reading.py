@@ -120,7 +120,7 @@ class Collate:
             with same_draws():
                 parts.append(self.collate(samples[begin : begin + size]))
         joined = None
-        with suppress(TypeError, KeyError):  # of a container that is not made of its parts alone
+        with suppress(TypeError, KeyError, ValueError, RuntimeError):  # it is not made of its parts alone
             joined = join(parts) if parts else None
         if joined is None:
             self.unmatched.touch()
