@@ -167,9 +167,10 @@ class Tracker(LineCallback, ABC):
         while True:
             self._more.clear()
             is_last = self._end is not None
-            # The end of the media first: all lines that were written before them are there then.
-            end_of_media = media.end() if takes_media else 0
-            lines = (_line(next(numbers), columns) for columns in metrics.read(metrics.end()))
+            end, end_of_media = metrics.end(), media.end() if takes_media else 0
+            while end != (later := metrics.end()):  # the media ahead of a line that came meanwhile may lack
+                end, end_of_media = later, media.end() if takes_media else 0
+            lines = (_line(next(numbers), columns) for columns in metrics.read(end))
             shown = (_shown(columns) for columns in media.read(end_of_media))
             both: tuple[Iterator[Line | _Shown], ...] = (lines, shown)
             yield from heapq.merge(*both, key=lambda found: (found.step, isinstance(found, _Shown)))

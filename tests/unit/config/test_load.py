@@ -289,7 +289,7 @@ CONFIGS = st.builds(
     ),
     train=st.builds(
         TrainConfig,
-        run_dir=st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"], exclude_characters="~")),
+        run_dir=st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"], exclude_characters="~{}")),
         epochs=st.integers(1),
         max_steps=st.none() | st.integers(1),
         seed=st.integers(0, 2**63 - 1),
