@@ -139,13 +139,12 @@ class Tracker(LineCallback, ABC):
                     line = found
                     if line.number > kept:
                         self.send(line)
-                    shown, early = early, []
                 else:
-                    shown = [found]
-                if line is None:
-                    early = shown
-                elif line.number >= kept:  # with its last line an earlier start may have been killed
-                    for media in shown:
+                    early.append(found)
+                if line is not None:
+                    shown, early = early, []
+                    # With its last line an earlier start may have been killed.
+                    for media in shown if line.number >= kept else ():
                         self.send_media(line, media.step, media.media)
             assert self._end is not None
             is_finished = self._end == "finished" and run_dir.model.exists()

@@ -183,7 +183,8 @@ def test_what_was_logged_follows_the_line_of_its_step(tmp_path):
 
 def test_what_a_killed_start_logged_is_sent_by_the_next_one(tmp_path):
     """It was lost: only what was logged meanwhile was sent, and an offline folder of W&B is begun anew."""
-    show(tmp_path, 0, "before")
+    for name in ("before", "too"):
+        show(tmp_path, 0, name)
     for step in (1, 2, 3):
         write(tmp_path, step, step)  # it is evaluated, too
         show(tmp_path, step, f"after {step}")
@@ -192,5 +193,6 @@ def test_what_a_killed_start_logged_is_sent_by_the_next_one(tmp_path):
     anew, further = Kept(), Kept(last=4)
     follow(anew, tmp_path)
     follow(further, tmp_path)
-    assert anew.media == [(1, "before"), (2, "after 1"), (4, "after 2"), (6, "after 3"), (6, "between lines")]
-    assert further.media == anew.media[2:]
+    assert anew.media[:4] == [(1, "before"), (1, "too"), (2, "after 1"), (4, "after 2")]
+    assert anew.media[4:] == [(6, "after 3"), (6, "between lines")]
+    assert further.media == anew.media[3:]
