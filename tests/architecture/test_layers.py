@@ -44,7 +44,6 @@ ENGINE_OFFERS = {
         *("engine", "buffers.pack", "evaluation.eval_set", "evaluation.evaluator", "samples.dataset"),
         *(
             "run.build",
-            "run.model",
             "run.resume",
             "step.after_update",
             "step.lanes",

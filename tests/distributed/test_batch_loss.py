@@ -11,10 +11,9 @@ from lanewise import Loss
 from lanewise.commands.verify.probed_run import evaluate_batch
 from lanewise.config import DistributedConfig, FSDPConfig
 from lanewise.engine.precision import Precision
-from lanewise.engine.run.build import build_run
-from lanewise.engine.run.model import build_model, build_task
+from lanewise.engine.run.build import build_model, build_run, build_task
 from lanewise.engine.step.lanes import LaneRunner
-from lanewise.engine.step.whole_loss import TaskLoss
+from lanewise.engine.step.whole_loss import task_loss
 from lanewise.errors import TaskError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
@@ -80,12 +79,12 @@ def by_hand(world, config):
     set_determinism("exact", threads=1)
     run = build_run(config, world)
     model, optimizer, task = run.training.model, run.training.optimizer, run.training.runner.task
-    whole = TaskLoss(run.training.runner)
+    whole = task_loss(run.training.runner)
     seen = []
     for _, lanes in groupby(run.loader.batches(0, run.last_step), lambda batch: batch.turn.step):
         outputs, inputs = [], []
         for batch in lanes:
-            outputs.append(whole.lane(batch).forward(model, batch.data))
+            outputs.append(whole.forward_of(batch)(model, batch.data))
             inputs.append(task.batch_loss_inputs(batch.data))
         joined = {key: torch.cat([one[key] for one in outputs]) for key in outputs[0]}
         labels, rows = torch.cat(inputs), slice(0, len(joined["first"]))

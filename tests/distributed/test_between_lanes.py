@@ -15,8 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lanewise import Task
 from lanewise.config import EvaluateConfig, RunConfig
 from lanewise.engine.engine import Engine, build_engine
-from lanewise.engine.run.build import build_run
-from lanewise.engine.run.model import build_model
+from lanewise.engine.run.build import build_model, build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.runs.checkpoint.folder import CheckpointFolder

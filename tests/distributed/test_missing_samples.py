@@ -22,8 +22,7 @@ from lanewise.config import DataConfig, FSDPConfig, RunConfig
 from lanewise.config.orders import OrderConfig
 from lanewise.engine.evaluation.evaluation import build_evaluator
 from lanewise.engine.precision import Precision
-from lanewise.engine.run.build import build_run
-from lanewise.engine.run.model import build_model, build_task
+from lanewise.engine.run.build import build_model, build_run, build_task
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.errors import DataError
 from lanewise.lanes import Placement

@@ -19,7 +19,7 @@ from lanewise.config.class_path import add_search_path
 from lanewise.config.load import Override, load_config
 from lanewise.data import LaneBatch
 from lanewise.engine.engine import build_engine
-from lanewise.engine.run.model import build_task
+from lanewise.engine.run.build import build_task
 from lanewise.processes.device.live_storage import LiveStorage
 from lanewise.processes.device.nested import copied
 from lanewise.processes.world.world import LocalWorld, World

@@ -11,8 +11,7 @@ from lanewise import Loss
 from lanewise.commands.verify.probed_run import evaluate_batch
 from lanewise.config import DistributedConfig, FSDPConfig
 from lanewise.engine.precision import Precision
-from lanewise.engine.run.build import build_run
-from lanewise.engine.run.model import build_model, build_task
+from lanewise.engine.run.build import build_model, build_run, build_task
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed

@@ -19,8 +19,7 @@ from lanewise.data.collate import collate
 from lanewise.engine.evaluation.evaluation import build_evaluator
 from lanewise.engine.evaluation.evaluator import Evaluator
 from lanewise.engine.precision import Precision
-from lanewise.engine.run.build import build_run
-from lanewise.engine.run.model import build_model, build_task
+from lanewise.engine.run.build import build_model, build_run, build_task
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.lanes import Placement
 from lanewise.processes.device.determinism import set_determinism

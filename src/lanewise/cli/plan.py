@@ -77,7 +77,7 @@ def plan(arguments: Arguments) -> int:
             print(f"batch: {{global_batch_size: {batch.global_batch_size}, micro_batch_size: {size}}}")
             return 0
         from lanewise.commands.plan.plan import plan as run
-        from lanewise.commands.plan.row import Machine
+        from lanewise.commands.plan.result import Machine
 
         report = run(
             config,

@@ -24,7 +24,7 @@ from lanewise.engine.step.metrics import IntervalReport, StepMetrics, StepReport
 from lanewise.engine.step.several_losses import SeveralLosses
 from lanewise.engine.step.shared import SharedLoss
 from lanewise.engine.step.step import TrainStep
-from lanewise.engine.step.whole_loss import TaskLoss
+from lanewise.engine.step.whole_loss import task_loss
 from lanewise.engine.transforms import CompilationLog
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.lanes import own_progress
@@ -105,7 +105,7 @@ class Engine:
         if runner.loss_method != "loss":
             equality = run.config.distributed.equality
             return SharedLoss(
-                feed, self._pass.message, run.placement, equality, runner.seed, TaskLoss(runner)
+                feed, self._pass.message, run.placement, equality, runner.seed, task_loss(runner)
             )
         if runner.has_several_losses:
             return SeveralLosses(feed, run.placement, runner)

@@ -16,8 +16,7 @@ from lanewise.commands.bench.training import Trained, TrainingJob
 from lanewise.commands.bench.tune import tune
 from lanewise.commands.jobs.start import check_here, launch_unseen
 from lanewise.commands.plan.plan import plan
-from lanewise.commands.plan.result import Plan
-from lanewise.commands.plan.row import Machine
+from lanewise.commands.plan.result import Machine, Plan
 from lanewise.config import Equality, ReducerName, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes

@@ -1,61 +1,21 @@
-"""How a process that is measured and the one that measures talk: JSON, a line for each message."""
+"""Connects a process that is measured with the one that measures, through a socket of this machine."""
 
 import json
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
-from select import select
-from typing import Any, final
+from typing import Any
 
 
-@final
-class JsonConnection:
-    """One end of a connection between two processes of this machine.
-
-    Args:
-        connection: to the other end.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._lines = connection.makefile("r", encoding="utf-8")
-
-    @classmethod
-    def to(cls, address: Path) -> "JsonConnection":
-        """Connect to whoever listens at an address."""
-        connection = socket.socket(socket.AF_UNIX)
-        with _short(address) as path:
-            connection.connect(path)
-        return cls(connection)
-
-    def send(self, message: Any) -> None:
-        """Send what JSON can express.
-
-        Raises:
-            OSError: the other end has gone.
-        """
-        self._connection.sendall(f"{json.dumps(message)}\n".encode())
-
-    def has_come(self, timeout_seconds: float) -> bool:
-        """Wait for a message, or for the end of the connection; tell whether there is one."""
-        return bool(select([self._connection], [], [], timeout_seconds)[0])
-
-    def receive(self) -> Any:
-        """Wait for the next message, and return it.
-
-        Raises:
-            EOFError: the other end has gone.
-        """
-        if not (line := self._lines.readline()):
-            raise EOFError
-        return json.loads(line)
-
-    def close(self) -> None:
-        """Let the other end know that this one has gone."""
-        self._lines.close()
-        self._connection.close()
+def connect(address: Path) -> "Connection[Any, Any]":
+    """Connect to whoever listens at an address."""
+    connection = socket.socket(socket.AF_UNIX)
+    with _short(address) as path:
+        connection.connect(path)
+    return Connection(connection.detach())
 
 
 def listen(address: Path, backlog: int) -> socket.socket:
@@ -65,6 +25,22 @@ def listen(address: Path, backlog: int) -> socket.socket:
         listener.bind(path)
     listener.listen(backlog)
     return listener
+
+
+def accept(listener: socket.socket) -> "Connection[Any, Any]":
+    """Wait until somebody connects."""
+    connection, _ = listener.accept()
+    return Connection(connection.detach())
+
+
+def send(connection: "Connection[Any, Any]", message: Any) -> None:
+    """Send what JSON can express: nothing that another process sent is unpickled."""
+    connection.send_bytes(json.dumps(message).encode())
+
+
+def receive(connection: "Connection[Any, Any]") -> Any:
+    """Wait for the next message, and return it."""
+    return json.loads(connection.recv_bytes())
 
 
 @contextmanager

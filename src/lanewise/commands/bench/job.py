@@ -4,23 +4,23 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import nn
 
-from lanewise.commands.bench.connection import JsonConnection
+from lanewise.commands.bench.connection import connect, receive, send
 from lanewise.commands.jobs.job import Job
 from lanewise.config import EvaluateConfig
 from lanewise.data import digest
 from lanewise.engine.engine import Engine
-from lanewise.engine.run.build import build_run
-from lanewise.engine.run.model import build_task
+from lanewise.engine.run.build import build_run, build_task
 from lanewise.engine.run.run import Run
 from lanewise.engine.step.metrics import LogInterval, StepReport
 from lanewise.processes.device.accelerator import device_name, peak_bytes
@@ -103,10 +103,10 @@ class BenchJob(Job):
         measured = _MeasuredRun(self, world)
         if self.address is None:
             return self._take_stints(world, measured)
-        with closing(JsonConnection.to(self.address)) as connection:
-            connection.send(asdict(measured.first))
+        with connect(self.address) as connection:
+            send(connection, asdict(measured.first))
             while (num_steps := _receive(connection)) is not None:
-                connection.send(asdict(measured.take_stint(num_steps)))
+                send(connection, asdict(measured.take_stint(num_steps)))
         return None
 
     def _take_stints(self, world: World, measured: "_MeasuredRun") -> dict[str, Any]:
@@ -121,12 +121,12 @@ class BenchJob(Job):
         return {"firsts": firsts, "rounds": rounds[1:]}
 
 
-def _receive(connection: JsonConnection) -> int | None:
+def _receive(connection: "Connection[Any, int]") -> int | None:
     """Wait to be told a number of steps, which is progress; None where nobody is left to tell it."""
-    while not connection.has_come(_SECONDS_BETWEEN_BEATS):
+    while not connection.poll(_SECONDS_BETWEEN_BEATS):
         heartbeat.num_pieces += 1
     try:
-        num_steps: int = connection.receive()
+        num_steps: int = receive(connection)
     except (EOFError, OSError):
         return None
     return num_steps

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 from typing import Any, final
 
-from lanewise.commands.bench.connection import JsonConnection, listen
+from lanewise.commands.bench.connection import accept, connect, listen, receive, send
 from lanewise.commands.bench.job import LEAST_ROUNDS, LEAST_STEPS, BenchJob, First, Stint, steps_of_stint
 from lanewise.commands.bench.rounds import take_turns
 from lanewise.commands.bench.row import BenchRow
@@ -86,7 +87,7 @@ class _World:
         self._address = address
         self._num_processes = job.config.distributed.num_processes or 1
         self._listener = listen(address, self._num_processes)
-        self._connections: list[JsonConnection] = []
+        self._connections: list[Connection[Any, Any]] = []
         self._failure: LanewiseError | None = None
         self._thread = Thread(target=self._launch, name=address.name, daemon=True)
         self._thread.start()
@@ -100,25 +101,24 @@ class _World:
         finally:
             with suppress(OSError):  # all have connected, and nobody listens any more
                 for _ in range(self._num_processes):
-                    JsonConnection.to(self._address).close()
+                    connect(self._address).close()
 
     def take_firsts(self) -> list[Any]:
         """Wait until every process has taken its first steps, and return what it found."""
         for _ in range(self._num_processes):
-            connection, _ = self._listener.accept()
-            self._connections.append(JsonConnection(connection))
+            self._connections.append(accept(self._listener))
         return self.receive()
 
     def send(self, num_steps: int) -> None:
         """Tell every process to train a stint."""
         with suppress(OSError):  # `receive` says why
             for connection in self._connections:
-                connection.send(num_steps)
+                send(connection, num_steps)
 
     def receive(self) -> list[Any]:
         """Return what every process has to say."""
         try:
-            return [connection.receive() for connection in self._connections]
+            return [receive(connection) for connection in self._connections]
         except (EOFError, OSError):
             self._thread.join()
             raise self._failure or LaunchError("a process ended before its turn.") from None

@@ -45,7 +45,7 @@ class EvaluateJob(Job):
         """See `Job`."""
         from lanewise.engine.evaluation.evaluation import build_evaluator
         from lanewise.engine.precision import Precision
-        from lanewise.engine.run.model import build_model, build_task, transform
+        from lanewise.engine.run.build import build_model, build_task, transform
         from lanewise.engine.step.lanes import LaneRunner
         from lanewise.errors import TaskError
         from lanewise.lanes import PROGRESS, Placement, RunLength

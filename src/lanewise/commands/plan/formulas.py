@@ -1,14 +1,171 @@
-"""The memory that a process needs under each reducer, by formula.
+"""The memory that a process needs under each reducer, and what it sends in a step, by formula.
 
-Each formula lists the moments of a step at which most memory may be in use; the largest of them counts.
+Each formula of memory lists the moments of a step at which most may be in use; the largest of them counts.
+
+The order of events under fsdp is that of torch's FSDP2
+(`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`): what is gathered comes in a buffer and is copied
+out of it. In a forward that buffer is kept until the next block's is filled; in a backward it is filled while
+the block before computes. What a block sends is kept until the next block sends.
+
+A ring sends each byte of a reduction (n - 1) / n times, and as often in the gather that follows
+(https://arxiv.org/abs/1802.05799). A process receives as much as it sends, and a link does both at once.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import NamedTuple, final
 
-from lanewise.commands.plan.memory import HeldMoment, Measured, Memory, Setting, updated_parts
-from lanewise.commands.plan.pending import pending_counts, pending_sums
-from lanewise.commands.plan.sharded import moments_of_fsdp
+from lanewise.commands.plan.memory import (
+    HeldMoment,
+    Measured,
+    Memory,
+    Setting,
+    Stretch,
+    TapeMark,
+    updated_parts,
+)
+from lanewise.commands.plan.model import ROOT
 from lanewise.config import ReducerKind
+from lanewise.lanes import TreeSum, lane_ranges
+
+
+class PendingSums(NamedTuple):
+    """The most partial sums of any process, besides the gradient of the lane that runs."""
+
+    before_last: int
+    """The most while a lane runs that is not the process's last one."""
+    at_last: int
+    """The most while the last lane runs."""
+    left: int
+    """The most after the last lane: the process sends them."""
+
+
+@lru_cache(maxsize=64)
+def pending_sums(num_lanes: int, num_processes: int) -> PendingSums:
+    """Count the partial sums of the process that has most of them."""
+    before_last = at_last = left = 0
+    for lanes in lane_ranges(num_lanes, num_processes):
+        *before, last, after = pending_counts(lanes, num_lanes)
+        before_last = max([before_last, *before])
+        at_last, left = max(at_last, last), max(left, after)
+    return PendingSums(before_last, at_last, left)
+
+
+def pending_counts(lanes: range, num_lanes: int) -> list[int]:
+    """Count the partial sums of a process before each of its lanes, and after the last one."""
+    tree_sum: TreeSum[None] = TreeSum(num_lanes, range(num_lanes), lambda _left, _right: None)
+    counts = [0]
+    for lane in lanes:
+        tree_sum.push((lane, lane + 1), None)
+        counts.append(len(tree_sum.pending))
+    return counts
+
+
+def moments_of_fsdp(measured: Measured, setting: Setting) -> Iterator[HeldMoment]:
+    """Yield the moments of one process of several that share the model."""
+    lane = _Lane(measured, setting)
+    for stretch in measured.tape.stretches:
+        yield from lane.play(stretch)
+
+
+@final
+class _Lane:
+    """The state of a process in the course of one lane. Groups are those of `Weight.group`."""
+
+    def __init__(self, measured: Measured, setting: Setting) -> None:
+        weights, num_shards = measured.weights, setting.num_devices
+        self.weights = weights
+        self.is_exact = measured.equality == "exact"
+        self.num_shards = num_shards
+        self.part = Counter[int]()
+        """Bytes of each process's part of the gradient, by group."""
+        self.gathered = Counter[int]()
+        """Bytes of the gathered weights, by group."""
+        for weight in weights:
+            part = weight.shard_bytes(num_shards)
+            self.gathered[weight.group] += int(part * num_shards * measured.gathered_itemsize_factor)
+            self.part[weight.group] += part * weight.is_trained
+        self.num_missing = Counter(
+            weights[stretch.number].group
+            for stretch in measured.tape.stretches
+            if stretch.mark is TapeMark.GRADIENT
+        )
+        """Gradients that are not complete, by group."""
+        has_earlier_lanes, size = setting.num_lanes_each > 1, self.part.total()
+        self.keeps_shards = has_earlier_lanes or measured.offloads
+        """Whether a shard of the gradient is added to one that there is, or moves to the host."""
+        self.shards = size if has_earlier_lanes and not measured.offloads else 0
+        """Bytes of the shards of the gradient."""
+        self.pending = 0
+        """Bytes of the partial sums; rows of every rank are kept, so as much as the whole gradient."""
+        if self.is_exact:
+            sums = pending_sums(setting.num_lanes, num_shards)
+            self.pending = max(sums.before_last, sums.at_last) * size * num_shards
+        self.whole = set[int]()
+        """Groups that are gathered."""
+        self.buffer_bytes = 0
+        """Bytes of what is gathered and not yet copied out, or was copied out last in the forward."""
+        self.order: list[int] = []
+        """The groups in the order in which they returned from the forward."""
+        self.unsent = Counter[int]()
+        """Bytes of gradients that wait until all of their group are complete."""
+        self.sent_bytes = 0
+        """Bytes of the last group that was sent, kept until the next one is."""
+
+    def play(self, stretch: Stretch) -> Iterator[HeldMoment]:
+        """Do what a mark asks for, and yield what is in use then and until the next mark."""
+        number, live = stretch.number, stretch.live_bytes
+        match stretch.mark:
+            case TapeMark.FORWARD | TapeMark.BLOCK_FORWARD:
+                yield from self._gather(number, live, in_forward=True)
+            case TapeMark.BLOCK_END:
+                self.whole.discard(number)
+                self.order.append(number)
+            case TapeMark.BACKWARD:
+                self._prefetch(len(self.order))
+            case TapeMark.BLOCK_BACKWARD:
+                yield from self._gather(number, live, in_forward=False)
+            case TapeMark.GRADIENT:
+                weight = self.weights[number]
+                self.unsent[weight.group] += weight.num_bytes
+                self.num_missing[weight.group] -= 1
+                if not self.num_missing[weight.group] and weight.group != ROOT:
+                    yield from self._send(weight.group, live)
+            case TapeMark.END:
+                yield from self._send(ROOT, live)
+        yield self._moment(stretch.peak_bytes)
+
+    def _gather(self, group: int, live: int, *, in_forward: bool) -> Iterator[HeldMoment]:
+        size = self.gathered[group]
+        if group in self.whole or not size:
+            return
+        if in_forward:
+            yield self._moment(live, size)  # beside the buffer of the block before
+        self.buffer_bytes = size
+        self.whole.add(group)
+        yield self._moment(live)
+        if not in_forward:
+            self._prefetch(self.order.index(group) if group in self.order else 0)
+
+    def _prefetch(self, place: int) -> None:
+        """Begin to gather the group that the backward needs next: the one before a place in the order."""
+        self.buffer_bytes = self.gathered[self.order[place - 1]] if place else 0
+
+    def _send(self, group: int, live: int) -> Iterator[HeldMoment]:
+        part = self.part[group]
+        self.whole.discard(group)
+        self.sent_bytes = part * self.num_shards
+        yield self._moment(live)
+        self.unsent[group] = 0
+        self.pending += self.sent_bytes if self.is_exact else 0  # of all ranks, until the lane ends
+        yield self._moment(live, part)
+        self.shards += 0 if self.keeps_shards else part
+
+    def _moment(self, live: int, more: int = 0) -> HeldMoment:
+        gathered = sum(self.gathered[group] for group in self.whole) + self.buffer_bytes
+        gradients = self.unsent.total() + self.pending + self.shards
+        return HeldMoment(gradients, live, gathered + self.sent_bytes + more)
 
 
 def peak_memory(measured: Measured, setting: Setting) -> Memory:
@@ -111,3 +268,57 @@ def _moments_of_replicas(measured: Measured, setting: Setting) -> Iterator[HeldM
         gathered = num_gathered * (tape.output_bytes + tape.loss_bytes)
         peak, gradients = (again, size) if adds_lanes else (first, pending + first.added_bytes)
         yield HeldMoment(gradients, gathered + peak.lane_bytes)
+
+
+_TOTALS_BYTES = 16
+"""Bytes that a lane sends to all processes: its loss sum and its weight, as float64."""
+
+
+class Traffic(NamedTuple):
+    """What a process sends in a step, by the computation that can hide it."""
+
+    of_each_lane: float
+    """Bytes in each lane, beside its forward and backward."""
+    of_last_backward: float
+    """Bytes beside the backward of the last lane."""
+    between: float
+    """Bytes while nothing is computed."""
+
+    def num_bytes(self, num_lanes: int) -> float:
+        """Bytes of a step in which a process has so many lanes."""
+        return self.of_each_lane * num_lanes + self.of_last_backward + self.between
+
+
+def traffic_of(measured: Measured, setting: Setting) -> Traffic:
+    """Return what the process that sends most sends in a step.
+
+    Of one process that drives all devices, it is what the first device sends.
+    """
+    num_devices, num_lanes = setting.num_devices, setting.num_lanes
+    if num_devices == 1:
+        return Traffic(0, 0, 0)
+    is_exact, size = measured.equality == "exact", measured.gradient_bytes
+    if setting.kind.runs_on == "process":
+        tape, num_others = measured.tape, num_lanes - setting.num_lanes_each
+        num_gradients = num_others if is_exact else num_devices - 1
+        # The outputs travel to the first device, and their gradients back.
+        batches = tape.batch_bytes + 2 * tape.output_bytes * setting.kind.gathers_outputs
+        weights = (num_devices - 1) * sum(weight.num_bytes for weight in measured.weights)
+        return Traffic(0, 0, weights + num_gradients * size + num_others * batches)
+    part = (num_devices - 1) / num_devices
+    num_sums = pending_sums(num_lanes, num_devices).left
+    between: float = (num_devices - 1) * (
+        _TOTALS_BYTES * (setting.num_lanes_each + 1)
+        + 8 * measured.num_buffers
+        + 2 * measured.changed_buffer_bytes * num_sums  # as float64
+    )
+    if not setting.kind.shards_weights:
+        if measured.shards_optimizer:
+            between += part * measured.gradient_bytes  # updated parameters, each from one process to all
+        return Traffic(0, part * size * (1 + (num_sums if is_exact else 1)), between)
+    of_lane = 0.0
+    for weight in measured.weights:
+        padded = weight.shard_bytes(num_devices) * num_devices
+        num_gathers = 1 if weight.group == ROOT else 2
+        of_lane += padded * (num_gathers * measured.gathered_itemsize_factor + weight.is_trained)
+    return Traffic(part * of_lane, 0, between)

@@ -22,8 +22,7 @@ from lanewise.commands.plan.update import measure_update
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch, LaneSource
 from lanewise.engine.precision import Precision
-from lanewise.engine.run.build import build_run_loader
-from lanewise.engine.run.model import build_model, build_task, transform
+from lanewise.engine.run.build import build_model, build_run_loader, build_task, transform
 from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.engine.step.lanes import LaneRunner, TaskLane
 from lanewise.engine.transforms import compare_runs

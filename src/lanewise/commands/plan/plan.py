@@ -3,16 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from lanewise.commands.plan.formulas import peak_memory
+from lanewise.commands.plan.formulas import peak_memory, traffic_of
 from lanewise.commands.plan.measure import Seconds, largest_batch, measure, time_lane
 from lanewise.commands.plan.memory import Setting, updated_parts
-from lanewise.commands.plan.result import Plan
-from lanewise.commands.plan.row import FRAGMENTATION, Machine, Row
-from lanewise.commands.plan.traffic import traffic_of
+from lanewise.commands.plan.result import FRAGMENTATION, Machine, Plan, Row
 from lanewise.config import REDUCERS, ActivationCheckpointingConfig, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
-from lanewise.engine.run.model import build_task
+from lanewise.engine.run.build import build_task
 from lanewise.errors import ConfigError
 from lanewise.processes.device.choice import accelerator_type
 from lanewise.task import Task

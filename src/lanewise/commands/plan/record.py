@@ -11,7 +11,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
-from lanewise.commands.plan.tape import Stretch, Tape, TapeMark
+from lanewise.commands.plan.memory import Stretch, Tape, TapeMark
 from lanewise.engine.step.lanes import TaskLane
 from lanewise.engine.step.terms import terms_of
 from lanewise.errors import TaskError

@@ -20,8 +20,7 @@ from lanewise.commands.verify.trace import BUFFER, Trace, run_steps, steps_of
 from lanewise.commands.verify.update import Updates, probe_updates
 from lanewise.data import digest
 from lanewise.engine.engine import Engine, build_engine
-from lanewise.engine.run.build import build_run
-from lanewise.engine.run.model import build_task
+from lanewise.engine.run.build import build_run, build_task
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.step.update import Training
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe

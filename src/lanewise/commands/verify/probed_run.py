@@ -17,8 +17,7 @@ from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.evaluation.eval_set import IndexedSet
 from lanewise.engine.evaluation.evaluator import Evaluator
 from lanewise.engine.precision import Precision
-from lanewise.engine.run.build import choose_order, last_step_of, order_tables
-from lanewise.engine.run.model import build_model, build_task
+from lanewise.engine.run.build import build_model, build_task, choose_order, last_step_of, order_tables
 from lanewise.engine.samples.dataset import build_loader, count_samples, eval_datasets_of
 from lanewise.engine.step.lanes import LaneRunner, TaskLane
 from lanewise.engine.step.terms import LaneLoss

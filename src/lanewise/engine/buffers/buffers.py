@@ -29,6 +29,7 @@ from lanewise.engine.buffers.pack import (
     kind_of,
     pack_buffers,
 )
+from lanewise.engine.buffers.partly_written import name_partly_written
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.device.accelerator import float64_device, start_copy_to_host
@@ -91,6 +92,8 @@ class LaneBuffers:
         self._num_begun = 0
         self._lanes: list[_Lane] = []
         self._check: Callable[[], None] = lambda: None
+        self._names_parts = True
+        """Whether buffers of which lanes write a part each are named, in the first step that changes any."""
         self.changes: list[float] | torch.Tensor = []
         """The largest change of each pack in any lane of this process so far: 0, CHANGED or RESHAPED. On an
         accelerator it is a tensor, float64 [num_packs], for which nobody has waited."""
@@ -195,9 +198,10 @@ class LaneBuffers:
             values = [{number: self._value(lane, number) for number in forms} for lane in lanes]
             num_samples = [(lane.turn.lane, lane.num_samples) for lane in lanes]
             present = self._lanes[0].turn.present
-            kinds = {number: self._packs[number][0].kind for number in forms}
-            for number in reshaped:
-                kinds[number] = kind_of(forms[number])
+            if self._names_parts and not reshaped:
+                name_partly_written([packs[0] for packs in self._packs], values, self._world)
+                self._names_parts = False
+            kinds = {number: kind_of(of_pack) for number, of_pack in forms.items()}
             merged = merge_buffers(self._world, self._placement, present, num_samples, values, kinds)
             self._check = self._start_comparison(lanes, values, merged)
             for number, value in merged.items():

@@ -78,7 +78,7 @@ class BufferPack:
     """
 
     def __init__(self, places: Sequence[BufferPlace]) -> None:
-        self._places = places
+        self.places = places
         self.names = [place.name for place in places]
         self._tensors: list[torch.Tensor | None] = [None] * len(places)
         self._shares: bool | None = None
@@ -96,7 +96,7 @@ class BufferPack:
 
     def note_start(self) -> None:
         """Remember the modules' present values as the start of a step; their forms must not have changed."""
-        for number, (tensor, (_, module, key)) in enumerate(zip(self._now(), self._places, strict=True)):
+        for number, (tensor, (_, module, key)) in enumerate(zip(self._now(), self.places, strict=True)):
             if tensor is not self._tensors[number]:
                 self._tensors[number] = module._buffers[key] = _writable(tensor)
         tensors = [tensor.detach() for tensor in self._tensors if tensor is not None]
@@ -131,7 +131,7 @@ class BufferPack:
         if self._shares and self._is_untouched:
             return
         tensors = []
-        for number, (_, module, key) in enumerate(self._places):
+        for number, (_, module, key) in enumerate(self.places):
             tensor = self._tensors[number]
             form = self.forms[number]
             if form is None:
@@ -182,7 +182,7 @@ class BufferPack:
 
     def _now(self) -> list[torch.Tensor | None]:
         """Return the tensors that the modules hold now."""
-        return [module._buffers[key] for _, module, key in self._places]
+        return [module._buffers[key] for _, module, key in self.places]
 
     def _set_start(self, start: torch.Tensor | None, forms: Sequence[Form | None]) -> None:
         self.start = start

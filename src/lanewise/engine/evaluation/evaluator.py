@@ -18,7 +18,7 @@ from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lanes import LaneRunner, TaskLane
 from lanewise.engine.step.outputs import LaneOutputs, gather_outputs
 from lanewise.engine.step.terms import check_each
-from lanewise.engine.step.whole_loss import TaskLoss
+from lanewise.engine.step.whole_loss import task_loss
 from lanewise.errors import DataError, PreemptedError, TaskError, noting
 from lanewise.lanes import Placement, batch_loss_seed, metric_seed
 from lanewise.metrics import MetricStates, check_metrics, merge_metrics, take_states
@@ -95,7 +95,7 @@ class Evaluator:
                 "Return metrics by name from build_metrics, or leave update_metrics out."
             )
         is_whole = self.lanes.loss_method != "loss" and not self.lanes.has_eval_loss
-        self._whole = TaskLoss(self.lanes) if is_whole else None
+        self._whole = task_loss(self.lanes) if is_whole else None
         self._gathers = task.eval_forward is not Task.eval_forward
         self.keys = [f"{name}/{key}" for name, of_set in metrics.items() for key in ("loss", *of_set)]
         """Names of the values that `run` returns, but for what a loss reports, which no one knows before; a

@@ -11,18 +11,17 @@ from torch import nn
 from lanewise.config import Equality
 from lanewise.data import LaneBatch, LaneSource
 from lanewise.engine.buffers.pack import BufferPlace
-from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lanes import StepBatches
 from lanewise.engine.step.message import means
 from lanewise.engine.step.metrics import Gradient
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.shared import SharedLoss
 from lanewise.engine.step.step import Pass
+from lanewise.engine.step.whole_loss import WholeLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import Placement, lane_seed, update_seed
 from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.watch.heartbeat import OWN_CODE, heartbeat
-from lanewise.reduce import LaneWork
 
 
 @dataclass(frozen=True)
@@ -197,10 +196,20 @@ class Step:
         """
         model = model or self._only_model("Give the model to step.batch_loss.")
         pass_, prepared = self._begin(model), self._prepared
-        own = _OwnLoss(forward, loss, prepared.seed, self._num_passes)
+        seed, num_passes = prepared.seed, self._num_passes
+
+        def forward_of(batch: LaneBatch) -> Callable[[nn.Module, Any], Any]:
+            def run(_model: nn.Module, data: Any) -> Any:
+                set_random_state(lane_seed(seed, batch.turn.step, batch.turn.lane, num_passes))
+                return forward(data)
+
+            return run
+
+        what = "the loss given to batch_loss"
+        own = WholeLoss(what, forward_of, lambda outputs, _: outputs, lambda _, values, _rows: loss(values))
         if model not in prepared.shared:
             prepared.shared[model] = SharedLoss(
-                pass_.feed, pass_.message, prepared.placement, prepared.equality, prepared.seed, own
+                pass_.feed, pass_.message, prepared.placement, prepared.equality, seed, own
             )
         shared = prepared.shared[model]
         shared.loss = own
@@ -305,46 +314,3 @@ class Step:
                 "step's micro-batches has ended, not before."
             )
         return self._gradient
-
-
-@dataclass(frozen=True)
-class _OwnLoss:
-    """The `WholeLoss` of an own loop."""
-
-    forward: Callable[[Any], Any]
-    loss: Callable[[Any], object]
-    seed: int
-    num_passes: int
-    what = "the loss given to batch_loss"
-    by_rows = False
-
-    def lane(self, batch: LaneBatch) -> "_OwnLane":
-        """See `WholeLoss`."""
-        return _OwnLane(self, batch)
-
-    def values(self, outputs: Any, _data: Any) -> Any:
-        """See `WholeLoss`."""
-        return outputs
-
-    def compute(self, _model: nn.Module, values: Any, _rows: slice) -> object:
-        """See `WholeLoss`."""
-        return self.loss(values)
-
-
-@dataclass(slots=True)
-class _OwnLane(LaneWork):
-    """The forward of a micro-batch of an own loop; a `LaneWork`."""
-
-    whole: _OwnLoss
-    batch: LaneBatch
-
-    def forward(self, _model: nn.Module, data: Any) -> Any:
-        """See `LaneWork`."""
-        whole, turn = self.whole, self.batch.turn
-        set_random_state(lane_seed(whole.seed, turn.step, turn.lane, whole.num_passes))
-        with named_lane(self.batch):
-            return whole.forward(data)
-
-    def loss(self, outputs: Any, _data: Any) -> Any:
-        """See `LaneWork`."""
-        return outputs

@@ -15,22 +15,6 @@ EXTRA_STATE = "_extra_state"
 """The end of the keys of a state dict under which the values of `get_extra_state` are."""
 
 
-def module_mismatches(current: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> Iterator[str]:
-    """Yield the differences between the states of two modules: names, shapes and dtypes."""
-    for name in current.keys() - saved.keys():
-        yield f"{what} {name} is not in it"
-    for name in saved.keys() - current.keys():
-        yield f"{what} {name} is not in this run"
-    for name in current.keys() & saved.keys():
-        mine, theirs = current[name], saved[name]
-        if name.endswith(EXTRA_STATE):
-            continue
-        if isinstance(mine, torch.Tensor) != isinstance(theirs, torch.Tensor):
-            yield f"{what} {name} is no tensor in one of them"
-        elif isinstance(mine, torch.Tensor) and (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
-            yield f"{what} {name} is {_size(theirs)} in it and {_size(mine)} in this run"
-
-
 def optimizer_mismatches(
     optimizer: Optimizer,
     current: Mapping[str, Any],
@@ -47,26 +31,21 @@ def optimizer_mismatches(
         names: the names of the parameters.
         what: the name of the optimizer in an error message.
     """
-    groups, states = saved.get("groups"), saved.get("state")
-    if saved.keys() != current.keys() or not isinstance(groups, list) or not isinstance(states, Mapping):
-        yield f"{what} is not in it in the form in which it is saved"
+    states: dict[str, Any] = {name: {} for name in current["state"]}
+    mismatches = list(kind_mismatches({**current, "state": states}, saved, what))
+    yield from mismatches
+    if mismatches:
         return
-    if len(current["groups"]) != len(groups):
-        yield f"{what} has {len(groups)} groups in it and {len(current['groups'])} in this run"
-        return
-    for name in sorted(current["state"].keys() - states.keys()):
-        yield f"{what} has no state of {name} in it"
-    for name in states.keys() - current["state"].keys():
-        yield f"{what} has a state of {name} in it, which is not a parameter of this optimizer"
-    for number, (group, mine, theirs) in enumerate(
-        zip(optimizer.param_groups, current["groups"], groups, strict=True)
-    ):
-        mismatches = list(_group_mismatches(mine, theirs, f"group {number} of the {what}"))
-        yield from mismatches
-        if not mismatches:
-            saved_states = {parameter: states.get(names[parameter], {}) for parameter in group["params"]}
-            for parameter, reason in _state_mismatches(type(optimizer), theirs, saved_states):
-                yield f"the state of {names[parameter]} in {what} {reason}"
+    for group, options in zip(optimizer.param_groups, saved["groups"], strict=True):
+        of_group = {parameter: saved["state"][names[parameter]] for parameter in group["params"]}
+        fresh = _fresh_states(type(optimizer), options, list(of_group))
+        keys_by_dim: dict[int, Any] = {}  # some optimizers have other states for matrices than for vectors
+        for parameter, state in of_group.items():
+            if state:  # of one that was never updated there is none
+                keys = keys_by_dim.setdefault(parameter.dim(), dict.fromkeys(state))
+                yield from kind_mismatches(
+                    fresh.get(parameter) or keys, state, f"{what} state {names[parameter]}"
+                )
 
 
 def kind_mismatches(current: Any, saved: Any, path: str) -> Iterator[str]:
@@ -81,11 +60,14 @@ def kind_mismatches(current: Any, saved: Any, path: str) -> Iterator[str]:
     if kind is not _kind(saved):
         yield _differs(path, saved, current)
     elif kind is Mapping and current:
-        if current.keys() != saved.keys():
-            yield f"{path} has other parts: {', '.join(sorted(map(str, current.keys() ^ saved.keys())))}"
+        yield from (f"{path} {key} is not in it" for key in current.keys() - saved.keys())
+        yield from (f"{path} {key} is not in this run" for key in saved.keys() - current.keys())
         for key in current.keys() & saved.keys():
-            mismatches = _function_mismatches if key == _USER_FUNCTIONS else kind_mismatches
-            yield from mismatches(current[key], saved[key], f"{path} {key}")
+            if key == "params" and isinstance(current[key], list) and current[key] != saved[key]:
+                yield f"{path} has other parameters"
+            elif not str(key).endswith(EXTRA_STATE):  # which the object itself refuses or takes
+                mismatches = _function_mismatches if key == _USER_FUNCTIONS else kind_mismatches
+                yield from mismatches(current[key], saved[key], f"{path} {key}")
     elif kind in (list, tuple) and current:
         if len(current) != len(saved):
             yield f"{path} has {len(saved)} items in it and {len(current)} in this run"
@@ -108,45 +90,12 @@ def _is_alike(kind: object, current: Any, saved: Any) -> bool:
     """Tell whether a saved value can replace the current value of the same kind."""
     if kind is Counter:
         return all(_kind(number) is float for pair in saved.items() for number in pair)
-    if kind is torch.Tensor and current.dim():
-        return (current.shape, current.dtype) == (saved.shape, saved.dtype)
+    if kind is torch.Tensor and (current.dim() or not current.is_meta):
+        is_same = (current.shape, current.dtype) == (saved.shape, saved.dtype)
+        return is_same and (current.dim() > 0 or _is_finite(saved) or not _is_finite(current))
     if kind in (float, torch.Tensor):
         return _is_finite(saved) or not _is_finite(current)
     return True
-
-
-def _group_mismatches(current: Mapping[str, Any], saved: object, what: str) -> Iterator[str]:
-    """Yield the differences of a parameter group: its parameters, and the kinds of its options."""
-    if not isinstance(saved, Mapping):
-        yield f"{what} is {_show(saved)} in it"
-        return
-    if not isinstance(saved.get("params"), list) or current["params"] != saved["params"]:
-        yield f"{what} has other parameters"
-    if current.keys() != saved.keys():
-        differing = ", ".join(sorted(map(str, current.keys() ^ saved.keys())))
-        yield f"{what} has other options: {differing}"
-    for name in (current.keys() & saved.keys()) - {"params"}:
-        yield from kind_mismatches(current[name], saved[name], f"{what}: {name}")
-
-
-def _state_mismatches(
-    optimizer_class: type[Optimizer], options: Mapping[str, Any], states: Mapping[torch.Tensor, Any]
-) -> Iterator[tuple[torch.Tensor, str]]:
-    """Yield each parameter whose state differs from those of the others, or from a fresh state, and how."""
-    fresh = _fresh_states(optimizer_class, options, list(states))
-    keys_by_dim: dict[int, Any] = {}  # some optimizers have other states for matrices than for vectors
-    for parameter, state in states.items():
-        if not isinstance(state, Mapping):
-            yield parameter, f"is {_show(state)} in it"
-        elif state:
-            expected = fresh.get(parameter)
-            keys = expected if expected is not None else keys_by_dim.setdefault(parameter.dim(), state)
-            if state.keys() != keys.keys():
-                names, wanted = ", ".join(map(str, state)), ", ".join(map(str, keys))
-                yield parameter, f"has {names} in it instead of {wanted}"
-            elif expected is not None:
-                for mismatch in kind_mismatches(expected, state, "has a value that does not fit:"):
-                    yield parameter, mismatch
 
 
 def _fresh_states(

@@ -19,13 +19,7 @@ from lanewise.engine.state.left_out import (
     left_out_mismatches,
     restore_left_out,
 )
-from lanewise.engine.state.mismatch import (
-    CLASS,
-    EXTRA_STATE,
-    kind_mismatches,
-    module_mismatches,
-    optimizer_mismatches,
-)
+from lanewise.engine.state.mismatch import CLASS, EXTRA_STATE, kind_mismatches, optimizer_mismatches
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.errors import CheckpointError
 from lanewise.processes.world.encode import TensorTable, encode
@@ -151,7 +145,7 @@ class RunState:
         if isinstance(value, Optimizer | LRScheduler) and current[CLASS] != saved.get(CLASS):
             return (f"the {key} was a {saved.get(CLASS)}, and is a {current[CLASS]} now",)
         if isinstance(value, nn.Module):
-            return module_mismatches({**current, **grown_buffers(value, saved)}, saved, key)
+            return kind_mismatches({**current, **grown_buffers(value, saved)}, saved, key)
         if isinstance(value, Optimizer):
             return optimizer_mismatches(value, current, saved, self._names, key)
         return kind_mismatches(current, saved, key) if isinstance(value, LRScheduler | LossScale) else ()

@@ -17,7 +17,6 @@ from lanewise.engine.step.guard.foreign_gradients import ForeignGradients, Train
 from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.guard.own_generators import OwnGenerators
-from lanewise.engine.step.guard.partly_written import PartlyWritten
 from lanewise.engine.step.guard.shared_generators import SharedGenerators
 from lanewise.engine.step.joining import Joining
 from lanewise.engine.step.lanes import LaneFeed
@@ -68,7 +67,6 @@ def build_pass(  # noqa: PLR0913 - the parts of a run, as arguments
         collectives,
         ForeignGradients(reducer),
         ChangedParameters(reducer, world, held, held_modules(task) if by_lanes else {}, step_state),
-        PartlyWritten(reducer, world, step_state),
         EqualState(reducer.replicas[0], world),
         ForeignLeaves(reducer, modules[0], held),
         OwnGenerators(reducer.replicas[0], **holders),

@@ -150,31 +150,26 @@ class TaskLane(LaneWork):
 @final
 @dataclass(slots=True)
 class DerivedLane(LaneWork):
-    """A lane whose loss is something else than what its forward and loss return, made of it by `derive`."""
+    """A lane that gives something else than a loss, made of its outputs by `derive`."""
 
-    lane: LaneWork
     batch: LaneBatch
-    derive: Callable[["DerivedLane", Any, Any], Any]
-    """Gets this lane, its outputs and its data."""
+    run: Callable[[nn.Module, Any], Any]
+    """The forward, under the random state of the lane."""
+    derive: Callable[[Any, Any], Any]
+    """Gets the outputs and the data."""
     model: nn.Module | None = None
     """The module of the last forward."""
 
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
         self.model = model
-        return self.lane.forward(model, data)
+        with named_lane(self.batch):
+            return self.run(model, data)
 
     def loss(self, outputs: Any, data: Any) -> Any:
         """See `LaneWork`."""
         with named_lane(self.batch):
-            return self.derive(self, outputs, data)
-
-
-def deriving(
-    lane_of: Callable[[LaneBatch], LaneWork], derive: Callable[[DerivedLane, Any, Any], Any]
-) -> Callable[[LaneBatch], DerivedLane]:
-    """Return what makes a `DerivedLane` of a batch."""
-    return lambda batch: DerivedLane(lane_of(batch), batch, derive)
+            return self.derive(outputs, data)
 
 
 @final

@@ -74,7 +74,7 @@ def _checked(kind: str, given: object, what: str) -> dict[str, Any]:
         raise TaskError(f"{what} has in {kind} under {name!r} {wrong}.")
 
     checked = {}
-    for name, value in given.items():
+    for name, value in sorted(given.items()):  # in one order in all lanes
         checked[name] = map_leaves(check, plain(value), _is_leaf)
     return checked
 

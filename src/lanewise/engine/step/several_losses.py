@@ -7,7 +7,7 @@ in the batch; where it returns None, each lane's forward runs twice, and the fir
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -21,7 +21,7 @@ from lanewise.engine.step.lanes import (
     LaneLosses,
     LaneRunner,
     StepBatches,
-    deriving,
+    TaskLane,
     to_device,
 )
 from lanewise.engine.step.terms import LaneLoss, add_terms, check_each, terms_of
@@ -59,13 +59,12 @@ class SeveralLosses(LaneLosses):
             counted = self._count_by_forwards(kept)
         num_samples, weights = self._add_up(list(counted.values()), kept.turn.step)
 
-        def add(lane: DerivedLane, outputs: Any, data: Any) -> LaneLoss:
-            batch, terms = lane.batch, self._terms(lane, outputs, data)
+        def add(batch: LaneBatch, terms: Sequence[LaneLoss]) -> LaneLoss:
             if batch.has_samples:  # not one that repeats another, so that all processes communicate as often
                 self._require_told(terms, counted[batch.turn.lane][1:])
             return add_terms(terms, weights, num_samples, batch.num_samples)
 
-        return self._feed.reducer.losses(self._feed.lanes(kept, deriving(self._runner.lane, add)))
+        return self._feed.reducer.losses(self._feed.lanes(kept, self._deriving(add)))
 
     def _count(self, kept: StepBatches) -> dict[int, list[float]]:
         """Return, for each lane that has samples, how many, and the weights that its batch tells.
@@ -97,19 +96,31 @@ class SeveralLosses(LaneLosses):
     def _count_by_forwards(self, kept: StepBatches) -> dict[int, list[float]]:
         """Run each lane's forward and loss, drop the graph, and return what `_count` does."""
 
-        def count(lane: DerivedLane, outputs: Any, data: Any) -> list[float]:
-            terms = self._terms(lane, outputs, data)
-            return [lane.batch.num_samples, *(term.weight for term in terms)]
+        def count(batch: LaneBatch, terms: Sequence[LaneLoss]) -> list[float]:
+            return [batch.num_samples, *(term.weight for term in terms)]
 
         return {
             lane.batch.turn.lane: of_lane
-            for lane, of_lane in self._feed.forwards(kept, deriving(self._runner.lane, count))
+            for lane, of_lane in self._feed.forwards(kept, self._deriving(count))
             if lane.batch.has_samples
         }
 
-    def _terms(self, lane: DerivedLane, outputs: Any, data: Any) -> list[LaneLoss]:
+    def _deriving(
+        self, derive: Callable[[LaneBatch, Sequence[LaneLoss]], object]
+    ) -> Callable[[LaneBatch], DerivedLane]:
+        """Return what makes a lane of a batch that gives what `derive` makes of its checked terms."""
+
+        def lane_of(batch: LaneBatch) -> DerivedLane:
+            own = self._runner.lane(batch)
+            return DerivedLane(
+                batch, own.forward, lambda outputs, data: derive(batch, self._terms(own, outputs, data))
+            )
+
+        return lane_of
+
+    def _terms(self, lane: TaskLane, outputs: Any, data: Any) -> list[LaneLoss]:
         """Return the checked terms of a lane's loss."""
-        returned = lane.lane.loss(outputs, data)
+        returned = lane.loss(outputs, data)
         terms = terms_of(returned)
         if not terms or len(terms) != (self._num_terms or len(terms)):
             raise TaskError(

@@ -16,6 +16,7 @@ there is no second one; but the first step has two, and compares them.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -24,8 +25,7 @@ from torch import nn
 from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
-from lanewise.engine.step.guard.second_forwards import SecondForwards
-from lanewise.engine.step.lanes import DerivedLane, LaneFeed, LaneLosses, StepBatches, deriving
+from lanewise.engine.step.lanes import DerivedLane, LaneFeed, LaneLosses, StepBatches
 from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, as_real, gather_outputs, map_tensors
 from lanewise.engine.step.terms import LaneLoss, check_whole
@@ -121,8 +121,10 @@ class SharedLoss(LaneLosses):
         self._message = message
         self._placement = placement
         self._seed = seed
-        self._second_forwards = SecondForwards(equality)
-        feed.looks.append(self._second_forwards)
+        is_exact = equality == "exact"
+        self._tolerance = {"rtol": 0.0, "atol": 0.0} if is_exact else {"rtol": 1e-2, "atol": 1e-4}
+        self._compares = True
+        """Whether two forwards of each lane are compared, as in the first step."""
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
         """See `LaneLosses`."""
@@ -132,16 +134,17 @@ class SharedLoss(LaneLosses):
         shares: Mapping[int, Share] = {}
         if twice:
             # With gradients on, as the second forward has them; each graph is dropped at once.
-            before = _outputs_of(feed.forwards(kept, deriving(self.loss.lane, self._values_without_graph)))
+            before = _outputs_of(feed.forwards(kept, partial(self._lane, keeps_graph=False)))
             shares = self._share_out(before, turn)
-        lanes = feed.lanes(kept, deriving(self.loss.lane, self._values))
+        lanes = feed.lanes(kept, self._lane)
         returned: Iterable[tuple[DerivedLane, Any]] = self._reducer.losses(lanes)
         if not twice:
             returned = list(returned)
             shares = self._share_out(_outputs_of(returned), turn)
+        compares, self._compares = self._compares, False
         for lane, values in returned:
-            if self._compares:
-                self._second_forwards.compare(before, _outputs_of([(lane, values)]), turn)
+            if compares:
+                self._require_equal(before, _outputs_of([(lane, values)]), turn)
             loss = LaneLoss()
             if lane.batch.has_samples:
                 assert lane.model is not None
@@ -150,21 +153,36 @@ class SharedLoss(LaneLosses):
             set_random_state(backward_seed(self._seed, turn.step, lane.batch.turn.lane))
             yield lane, loss
 
-    @property
-    def _compares(self) -> bool:
-        return self._second_forwards in self._feed.looks
-
     def _runs_twice(self, turn: LaneTurn) -> bool:
         """Whether graphs are dropped: some process would keep several. The same on every rank."""
         most = max(self._placement.counts(turn.present))
         return self._reducer.forward_is_collective or most > len(self._reducer.replicas)
 
-    def _values(self, _lane: LaneWork, outputs: Any, data: Any) -> Any:
-        """Return what the lane gives to the loss."""
-        return self.loss.values(outputs, data)
+    def _require_equal(
+        self, before: Sequence[LaneOutputs], again: Sequence[LaneOutputs], turn: LaneTurn
+    ) -> None:
+        """Raise TaskError if the second forward of a lane gave other outputs than the first."""
+        first = {outputs.lane: outputs.values for outputs in before if outputs.num_samples}
+        for second in (outputs for outputs in again if outputs.num_samples):
+            both = zip(tensors_in(first[second.lane]), tensors_in(second.values), strict=True)
+            if not all(
+                torch.allclose(tensor, tensor_again.detach(), **self._tolerance, equal_nan=True)
+                for tensor, tensor_again in both
+            ):
+                raise TaskError(
+                    f"lane {second.lane} of step {turn.step + 1} gave other outputs when its forward ran a "
+                    "second time, from equal weights, buffers and random state: what it uses changed in "
+                    "between. Keep nothing from one forward to the next. lanewise verify names what changed."
+                )
 
-    def _values_without_graph(self, _lane: LaneWork, outputs: Any, data: Any) -> Any:
-        return map_tensors(_without_graph, self.loss.values(outputs, data))
+    def _lane(self, batch: LaneBatch, *, keeps_graph: bool = True) -> DerivedLane:
+        """Return a lane that gives what the loss needs of it."""
+
+        def values(outputs: Any, data: Any) -> Any:
+            needed = self.loss.values(outputs, data)
+            return needed if keeps_graph else map_tensors(_without_graph, needed)
+
+        return DerivedLane(batch, self.loss.forward_of(batch), values)
 
     def _share_out(self, local: Sequence[LaneOutputs], turn: LaneTurn) -> dict[int, Share]:
         """Compute the loss of a step, and return the share of each of this process's lanes.

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from lanewise.commands.plan.memory import Measured, Setting
+from lanewise.commands.plan.memory import Measured, Setting, Stretch, Tape, TapeMark
 from lanewise.commands.plan.model import ROOT, Weight
-from lanewise.commands.plan.tape import Stretch, Tape, TapeMark
 from lanewise.commands.plan.update import Update
 
 WEIGHTS = [Weight(10, 10, True, ROOT), Weight(20, 10, True, 1), Weight(20, 10, True, 2)]

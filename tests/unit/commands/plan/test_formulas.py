@@ -1,8 +1,18 @@
 """Every expected number is added up by hand from the tape of `synthetic.py`."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from lanewise.commands.plan.formulas import peak_memory
+from lanewise.commands.plan.formulas import (
+    PendingSums,
+    Traffic,
+    peak_memory,
+    pending_counts,
+    pending_sums,
+    traffic_of,
+)
+from lanewise.lanes import lane_ranges
 from tests.unit.commands.plan.synthetic import measured, setting
 
 PEAK = 2100  # when the backward begins
@@ -71,3 +81,80 @@ def test_shards_in_host_memory_are_not_in_that_of_the_device():
 def test_weights_that_travel_in_half_the_bytes_are_gathered_in_them():
     memory = peak_memory(measured(gathered_itemsize_factor=0.5), setting("fsdp", 2, 2))
     assert memory.temporary == (100 + 200 + 200) / 2
+
+
+def count_nodes(lanes, start, stop):
+    """Count the largest nodes inside a range of lanes, of those that the node [start, stop) consists of."""
+    if lanes.start <= start and stop <= lanes.stop:
+        return 1
+    if stop <= lanes.start or lanes.stop <= start:
+        return 0
+    middle = start + (stop - start + 1) // 2
+    return count_nodes(lanes, start, middle) + count_nodes(lanes, middle, stop)
+
+
+@given(st.integers(1, 200), st.integers(1, 200))
+@example(132, 10)  # where a process has most sums while a lane runs that is not its last one
+def test_as_many_sums_are_pending_as_the_tree_has(num_lanes, most_processes):
+    num_processes = min(num_lanes, most_processes)
+    before_last = at_last = left = 0
+    for lanes in lane_ranges(num_lanes, num_processes):
+        for lane in lanes:
+            count = count_nodes(range(lanes.start, lane), 0, num_lanes) if lane > lanes.start else 0
+            if lane == lanes[-1]:
+                at_last = max(at_last, count)
+            else:
+                before_last = max(before_last, count)
+        left = max(left, count_nodes(lanes, 0, num_lanes))
+    assert pending_sums(num_lanes, num_processes) == PendingSums(before_last, at_last, left)
+
+
+@given(st.integers(1, 200))
+def test_as_many_are_there_before_each_lane_of_one_process(num_lanes):
+    counts = [count_nodes(range(lane), 0, num_lanes) for lane in range(1, num_lanes + 1)]
+    assert pending_counts(range(num_lanes), num_lanes) == [0, *counts]
+
+
+def test_one_device_sends_nothing():
+    assert traffic_of(measured(), setting("single", 1, 8)) == Traffic(0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("equality", "num_devices", "num_lanes", "expected"),
+    [
+        ("close", 2, 2, 2 * 500 / 2),
+        ("close", 4, 4, 2 * 500 * 3 / 4),
+        ("exact", 4, 4, 2 * 500 * 3 / 4),  # one subtree each: as a ring
+        ("exact", 3, 5, 3 * 500 * 2 / 3),  # lanes 2 and 3 are no subtree: both sums travel
+    ],
+)
+def test_ddp_sends_the_gradient_beside_the_last_backward(equality, num_devices, num_lanes, expected):
+    traffic = traffic_of(measured(equality=equality), setting("ddp", num_devices, num_lanes))
+    assert traffic.of_last_backward == pytest.approx(expected)
+    assert traffic.of_each_lane == 0
+
+
+def test_updated_parameters_are_sent_where_ddp_shares_the_optimizer_out():
+    plain, shared = (
+        traffic_of(measured(shards_optimizer=one), setting("ddp", 4, 4)) for one in (False, True)
+    )
+    assert shared.between - plain.between == 500 * 3 / 4
+
+
+def test_fsdp_gathers_blocks_twice_and_sends_gradients_in_each_lane():
+    traffic = traffic_of(measured(), setting("fsdp", 2, 4))
+    assert traffic.of_each_lane == (2 * 100 + 3 * 200 + 3 * 200) / 2
+    assert traffic.num_bytes(2) == 2 * traffic.of_each_lane + traffic.between
+
+
+def test_the_first_of_several_devices_sends_the_weights_and_gets_gradients_and_outputs():
+    batch, outputs = 50, 2 * 30
+    assert traffic_of(measured(), setting("balanced_data_parallel", 2, 2)).between == 500 + 500 + batch
+    assert traffic_of(measured(), setting("data_parallel", 2, 2)).between == 500 + 500 + batch + outputs
+    in_exact = traffic_of(measured(equality="exact"), setting("balanced_data_parallel", 2, 4))
+    assert in_exact.between == 500 + 2 * (500 + batch)  # a gradient of every lane of the other device
+
+
+def test_what_lanes_tell_grows_with_the_number_of_processes():
+    few, many = (traffic_of(measured(), setting("ddp", count, count)).between for count in (2, 101))
+    assert many == 100 * few

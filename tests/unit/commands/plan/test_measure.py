@@ -9,8 +9,7 @@ from torch import nn
 
 from lanewise.commands.plan import measure as measure_module
 from lanewise.commands.plan.measure import largest_batch, measure, time_lane
-from lanewise.engine.run.build import build_run_loader
-from lanewise.engine.run.model import build_task
+from lanewise.engine.run.build import build_run_loader, build_task
 from lanewise.lanes import Placement
 from lanewise.processes.world.world import LocalWorld
 from tests.distributed.tasks import Language, configure

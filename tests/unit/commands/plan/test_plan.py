@@ -7,8 +7,7 @@ from lanewise.commands.plan import plan as plan_module
 from lanewise.commands.plan import real_sizes
 from lanewise.commands.plan.measure import Seconds
 from lanewise.commands.plan.plan import plan
-from lanewise.commands.plan.result import Plan
-from lanewise.commands.plan.row import Machine
+from lanewise.commands.plan.result import Machine, Plan
 from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
 from tests.unit.commands.plan.test_measure import config_of
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from lanewise import Loss
+from lanewise.commands.plan.memory import TapeMark
 from lanewise.commands.plan.record import count_flops, record_tape
-from lanewise.commands.plan.tape import TapeMark
 from lanewise.data import LaneBatch
 from lanewise.engine.precision import Precision
 from lanewise.engine.step.lanes import LaneRunner, TaskLane

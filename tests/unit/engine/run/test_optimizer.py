@@ -13,8 +13,7 @@ from torch import nn
 from lanewise.config import EvaluateConfig, OptimizerConfig, RunConfig
 from lanewise.data import digest
 from lanewise.engine.engine import Engine, build_engine
-from lanewise.engine.run.build import build_run
-from lanewise.engine.run.model import build_model, build_task
+from lanewise.engine.run.build import build_model, build_run, build_task
 from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.run import Run

@@ -57,6 +57,13 @@ def test_rows_are_in_lane_order_and_totals_keep_what_16_bits_would_lose():
         assert joined.totals["wide"]["x"].tolist() == [3 * 2.0**-40] * 2
 
 
+def test_lanes_give_the_same_names_in_any_order():
+    """Rows of one name once became those of another."""
+    one, two = torch.ones(1, 2), 2 * torch.ones(1, 2)
+    parts = [lane_parts(rows, None, "") for rows in ({"a": one, "b": two}, {"b": two, "a": one})]
+    assert step(new(2), parts).gathered["a"].tolist() == [[1.0, 1.0]] * 2
+
+
 def test_what_a_lane_gave_may_change_afterwards():
     joining = new(1)
     parts = lane_parts({"keys": torch.ones(2, 2)}, {"n": torch.ones(2)}, "")

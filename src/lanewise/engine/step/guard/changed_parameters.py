@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lanewise.engine.buffers.buffers import StepState
+from lanewise.engine.buffers.partly_written import NORMALISATION
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
@@ -17,11 +18,6 @@ from lanewise.processes.device.tensor_bytes import checksum
 from lanewise.processes.world.shards import is_sharded
 from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
-
-NORMALISATION = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
 
 
 class _State(NamedTuple):

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.engine.buffers.pack import find_places
-from lanewise.engine.step.guard.partly_written import PartlyWritten
-from lanewise.engine.step.message import StepTotals
-from lanewise.lanes import LaneTurn
+from lanewise.engine.buffers.buffers import LaneBuffers
+from lanewise.engine.buffers.pack import find_places, pack_buffers
+from lanewise.engine.buffers.partly_written import name_partly_written
+from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import LocalWorld
-from lanewise.reduce.single import SingleReducer
+
+ALONE = LocalWorld(torch.device("cpu"))
 
 
 def partly(model, lane):
@@ -49,32 +50,21 @@ def test_it_is_named_where_lanes_write_other_parts_of_it(caplog, write, step_sta
     model.register_buffer("queue", torch.zeros(4))
     model.register_buffer("counts", torch.zeros(4, dtype=torch.int64))
     places = [find_places(model, step_state)]
-    look = PartlyWritten(SingleReducer(model, 2, "exact"), LocalWorld(torch.device("cpu")), places)
+    buffers = LaneBuffers([[model]], ALONE, Placement.of(2, ALONE), places)
     caplog.set_level(logging.WARNING)
-    start = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    turn = LaneTurn(0, 0, 0, range(1), range(2), is_last=False)
-    look.begin(turn)
     for lane in range(2):
-        for name, buffer in model.named_buffers():
-            buffer.copy_(start[name])
+        buffers.begin()
         write(model, lane)
-        look.after_forward(turn._replace(lane=lane), None)
-    assert look.finish(StepTotals([]))
+        buffers.end(LaneTurn(0, 0, lane, range(1), range(2), is_last=lane == 1), 1)
+    buffers.merge(buffers.changes)
     assert ("different elements of the buffer queue" in caplog.text) == is_named
 
 
 def test_a_rank_without_samples_has_seen_nothing_of_the_buffer(caplog):
     """A first step with fewer samples than lanes ended in a KeyError."""
     model = nn.Module()
-    model.weight = nn.Parameter(torch.ones(1))
     model.register_buffer("queue", torch.zeros(4))
     world = SimpleNamespace(rank=0, all_gather_tree=lambda own: [own, ([], {})])
-    look = PartlyWritten(SingleReducer(model, 2, "exact"), world, [])
-    turn = LaneTurn(0, 0, 0, range(1), range(2), is_last=False)
-    look.begin(turn)
-    for lane in range(2):
-        model.queue.zero_()
-        partly(model, lane)
-        look.after_forward(turn._replace(lane=lane), None)
-    assert look.finish(StepTotals([]))
+    (pack,) = pack_buffers([model])
+    name_partly_written([pack], [{0: values} for values in torch.eye(4)[:2]], world)
     assert "different elements of the buffer queue" in caplog.text

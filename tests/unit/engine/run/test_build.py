@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lanewise.config.memory import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
-from lanewise.engine.run import model
+from lanewise.engine.run import build as model
 from lanewise.engine.run.build import build_run
 from lanewise.errors import TaskError
 from lanewise.processes.world.world import LocalWorld

@@ -1,10 +1,12 @@
+""""""
+
 from dataclasses import replace
 
 import pytest
 
+from lanewise.commands.plan.formulas import Traffic
 from lanewise.commands.plan.memory import Memory
-from lanewise.commands.plan.row import Machine, Row
-from lanewise.commands.plan.traffic import Traffic
+from lanewise.commands.plan.result import Machine, Row
 from tests.unit.commands.plan.synthetic import setting
 
 
