@@ -122,7 +122,7 @@ class _Dropout:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.runs_again and hidden.device.index == 0:
             _first_runs_again.set()
-            _second_runs_again.wait(timeout=5)
+            _second_runs_again.wait(timeout=60)
         elif self.runs_again and hidden.device.index == 1:
             _second_runs_again.set()
             time.sleep(0.1)  # until the first one has put back what it found
@@ -140,7 +140,7 @@ class _Wait(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
         if gradient.device.index == 1:
-            _first_runs_again.wait(timeout=5)
+            _first_runs_again.wait(timeout=60)
         return gradient
 
 

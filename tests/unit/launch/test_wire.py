@@ -1,11 +1,11 @@
 """What a host says is checked before anything is done with it."""
 
 import json
-import time
 from dataclasses import asdict
 
 import pytest
 
+from lanewise.launch.host import _SECONDS_FOR_THE_FIRST_WORD
 from lanewise.launch.wire import HostError
 from lanewise.processes.watch.failure import Failure
 from tests.unit.launch.scripted import Scripted, make_host, say_hello
@@ -46,14 +46,12 @@ def test_what_is_no_message_ends_the_host_at_once_by_name(line):
     wire = Scripted(say_hello(), line)
     host, events = make_host(wire)
     host.wait_for_hello()
-    begin = time.monotonic()
-    event = events.get(timeout=5)
-    assert time.monotonic() - begin < 1
+    event = events.get(timeout=_SECONDS_FOR_THE_FIRST_WORD / 2)  # long before a host counts as silent
     assert event.kind == "lost"
     assert event.values[0].startswith(
         f"it sent {line[:80]!r}, which is no message of this machine's lanewise."
     )
-    assert wire.closed.wait(5)
+    assert wire.closed.wait(60)
 
 
 @pytest.mark.parametrize("change", [{"port": 0}, {"port": "22"}, {"addresses": [["10.0.0.1"]]}, {"extra": 1}])
@@ -94,7 +92,7 @@ def test_what_fits_is_passed_on():
     host, events = make_host(wire)
     host.wait_for_hello()
     assert host.call("enter") == ("eth0", "")
-    assert [events.get(timeout=5)[1:] for _ in range(3)] == [
+    assert [events.get(timeout=60)[1:] for _ in range(3)] == [
         ("out", [0, 2, "a line"]),
         ("begun", []),
         ("ended", [FAILURE, b"\0b"]),
@@ -105,4 +103,4 @@ def test_what_fits_is_passed_on():
 def test_only_the_first_host_has_a_result():
     host, events = make_host(Scripted(say_hello(), b'["ended", null, "AGI="]'), first_rank=2)
     host.wait_for_hello()
-    assert events.get(timeout=5).kind == "lost"
+    assert events.get(timeout=60).kind == "lost"

@@ -75,7 +75,7 @@ def test_a_child_dies_with_its_parent():
         child = int(parent.stdout.readline())
         assert is_running(child)
         parent.send_signal(signal.SIGKILL)
-    assert has_ended(child, 2)
+    assert has_ended(child, 60)
 
 
 FORKING = """
@@ -113,7 +113,7 @@ def test_a_child_of_multiprocessing_whose_parent_is_gone_ends_itself():
     done = run(ORPHANING, None)  # waits for all who hold its standard output
     assert done.returncode == 0
     assert done.stdout.split()[1:] == []
-    assert has_ended(int(done.stdout), 2)
+    assert has_ended(int(done.stdout), 60)
 
 
 SESSION = """

@@ -135,7 +135,7 @@ def test_a_neighbour_that_does_not_end_is_killed(monkeypatch):
         zero.beat(make_beat(pid=os.getpid(), table=process_table()))
         one.beat(make_beat(pid=neighbour.pid, table=process_table()))
         zero.end_neighbours()
-        assert neighbour.wait(10) == -9
+        assert neighbour.wait(60) == -9
 
 
 def test_what_a_killed_neighbour_has_started_ends_with_it(monkeypatch):

@@ -50,7 +50,7 @@ def watch(beating, monkeypatch):
     watch.close()
 
 
-def wait_for(condition, seconds=5.0):
+def wait_for(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)

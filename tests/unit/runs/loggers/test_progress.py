@@ -128,7 +128,7 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
         logger.on_step(step // 4 + 1, step + 1, metrics(step))
     logger.on_end(None)
     for thread in set(threading.enumerate()) - threads:  # the one that redraws the bar was told to end
-        thread.join(timeout=5)
+        thread.join(timeout=60)
         assert not thread.is_alive()
     printed = capsys.readouterr()
     assert printed.out == ""
