@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from lanewise.config import pin_environment
 from tests import server
+from tests.timing import Timing
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,8 +77,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a whole run be recorded."""
+    parser.addoption("--record-seconds", action="store_true", help="write what each file of tests took")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples are tried; start the server that tests fork from, or join it in a worker."""
+    config.pluginmanager.register(Timing(is_recorded=config.getoption("record_seconds")))
     settings.load_profile("fast" if "not slow" in config.option.markexpr else "all")
     if hasattr(config, "workerinput"):
         server.join(config.workerinput["server"])
