@@ -218,7 +218,7 @@ def test_allow_names_only_what_may_differ(stopped):
     (said,) = done.errors
     assert said == (
         "error: --allow must list what may differ, out of lanes, dataset, seed, num_steps, "
-        "max_grad_norm, ema_decay: "
+        "max_grad_norm, ema_decay, optimizer: "
         "got 'precision'."
     )
 

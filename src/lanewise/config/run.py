@@ -20,7 +20,7 @@ Mode = Literal["max", "min"]
 PLACEHOLDERS = ("{time}", "{number}")
 """What `train.run_dir` may contain."""
 
-MAY_DIFFER = ("lanes", "dataset", "seed", "num_steps", "max_grad_norm", "ema_decay")
+MAY_DIFFER = ("lanes", "dataset", "seed", "num_steps", "max_grad_norm", "ema_decay", "optimizer")
 """What the user may allow to differ from the checkpoint on resume; nothing else may differ."""
 
 

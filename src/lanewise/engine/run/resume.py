@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection
+from contextlib import suppress
 
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import retake
@@ -45,12 +46,16 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
             f"{path} is of a run that took {manifest.step} steps, and this one has {run.last_step}. "
             "Raise train.max_steps or train.epochs, or use another train.run_dir."
         )
-    scheduler, follow_new_length = run.training.scheduler, None
-    if scheduler is not None and run.identity["num_steps"] != manifest.identity.get("num_steps"):
-        follow_new_length = retake(scheduler, manifest.step)
-    allowed = restore(run.state, run.identity, path, manifest, allow)
-    if follow_new_length is not None:
-        follow_new_length()
+    training, adapt = run.training, None
+    is_length_new = run.identity["num_steps"] != manifest.identity.get("num_steps")
+    if "optimizer" in allow or (training.scheduler is not None and is_length_new):
+        kept = set[str]()
+        with suppress(AttributeError, KeyError, TypeError):  # a manifest may hold anything
+            before, now = (of["optimizer"]["init_args"].get("lr") for of in (manifest.identity, run.identity))
+            if run.plateau is not None and before == now:  # else it would be as high again as it began
+                kept.add("lr")
+        adapt = retake(training, manifest.step, kept)
+    allowed = restore(run.state, run.identity, path, manifest, allow, adapt)
     run.identity["init_from"] = manifest.identity.get("init_from")  # with these weights the run began
     if run.evaluation is not None and run.identity.get("best") != manifest.identity.get("best"):
         run.evaluation.forget_best()

@@ -1,11 +1,12 @@
 """Builds the schedulers of the learning rate: one steps after each step, one after each evaluation."""
 
-import copy
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, ReduceLROnPlateau, SequentialLR
@@ -14,7 +15,8 @@ from lanewise.config import ClassConfig, RunConfig, SchedulerConfig
 from lanewise.config.class_path import resolve_class
 from lanewise.config.optimizer_rules import follows_evaluation
 from lanewise.engine.run.optimizer import build_section
-from lanewise.errors import ConfigError
+from lanewise.engine.step.update import Training
+from lanewise.errors import MOST_SHOWN, ConfigError
 
 
 @dataclass(frozen=True)
@@ -127,27 +129,44 @@ def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], fl
     return factor
 
 
-def retake(scheduler: LRScheduler, num_steps: int) -> Callable[[], None]:
-    """Step a new scheduler to where a run is, since the checkpoint's state is for a run of another length.
+def retake(
+    training: Training, num_steps: int, kept: Collection[str]
+) -> Callable[[dict[str, Any]], Iterator[str]]:
+    """Step a new scheduler to where a run is, as the checkpoint's is of another length or other options.
+
+    An option is what the optimizer's constructor or a group of the task names. Else a value of a group is
+    state, such as the number of steps that schedule-free optimizers keep there.
 
     Args:
-        scheduler: that of the resumed run, not restored yet.
+        training: of the resumed run, not restored yet.
         num_steps: how many steps were taken.
+        kept: the names of the options that stay those of the checkpoint.
 
     Returns:
-        A function that puts the learning rate and all else that the scheduler sets into the restored objects.
+        A function that puts the state of the scheduler and the options of the optimizer's groups into a state
+        of the run that fits, and yields which options were others.
     """
+    optimizer, scheduler = training.optimizer, training.scheduler
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # no optimizer steps in between
-        for _ in range(num_steps):
-            scheduler.step()
-    state = copy.deepcopy(scheduler.state_dict())
-    groups = [{**group, "params": ()} for group in scheduler.optimizer.param_groups]
+        if scheduler is not None:
+            for _ in range(num_steps):
+                scheduler.step()
+    given: list[Iterable[str]] = [inspect.signature(cls).parameters for cls in type(optimizer).__mro__]
+    groups = training.runner.task.parameter_groups(training.model)
+    given += [group for group in groups if isinstance(group, Mapping)]
+    options = {"initial_lr", *chain(*given)} - {"params", "param_names", *kept}
 
-    def put() -> None:
-        scheduler.load_state_dict(state)
-        for group, options in zip(scheduler.optimizer.param_groups, groups, strict=True):
-            group.update({name: value for name, value in options.items() if name != "params"})
+    def put(saved: dict[str, Any]) -> Iterator[str]:
+        if scheduler is not None:
+            saved["scheduler"].update(scheduler.state_dict())
+        told: dict[str, None] = {}
+        for group, mine in zip(saved["optimizer"]["groups"], optimizer.param_groups, strict=True):
+            new = {name: mine[name] for name in options & mine.keys() if mine[name] != group[name]}
+            told |= {f"{name} {group[name]} -> {new[name]}": None for name in sorted(new)}
+            group.update(new)
+        if told:
+            yield f"options of the optimizer, whose state is kept: {', '.join([*told][:MOST_SHOWN])}"
 
     return put
 

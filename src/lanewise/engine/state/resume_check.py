@@ -32,7 +32,7 @@ def identify(
         "precision": config.precision,
         # Compiled modules round differently from eager ones, which matters only in exact.
         "compile": None if config.distributed.equality == "close" or compiled is None else asdict(compiled),
-        # A restored state replaces the arguments of the object, so other arguments would have no effect.
+        # A restored state replaces the arguments of the object, so others have an effect only if allowed.
         "optimizer": plain(optimizer.of_class) | ({"closure": True} if optimizer.closure else {}),
         "scheduler": None if scheduler is None else _identify_scheduler(config, scheduler, num_steps),
         "num_steps": None if scheduler is None or not scheduler.knows_length else num_steps,

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from lanewise import Task
-from lanewise.config import DataConfig, EvaluateConfig, RunConfig, SchedulerConfig
+from lanewise.config import DataConfig, EvaluateConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
@@ -25,7 +26,8 @@ from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.runs.checkpoint.saver import Saver
 from lanewise.testing import run_distributed
-from tests.distributed.tasks import configure
+from tests.distributed.optimizers import ScheduleFree
+from tests.distributed.tasks import configure, state_bytes
 
 
 class Line(Task):
@@ -111,9 +113,115 @@ def test_a_scheduler_that_knows_the_length_must_be_allowed_another(tmp_path):
     assert go_on(of_length(9), CheckpointFolder(tmp_path), ("num_steps",)) == 3
 
 
-def test_another_argument_of_the_optimizer_would_have_no_effect_and_is_an_error(saved):
-    with pytest.raises(CheckpointError, match=r"optimizer was .*'lr': 0.01.*, and is .*'lr': 0.5.* now"):
+def test_another_argument_of_the_optimizer_must_be_allowed(saved):
+    with pytest.raises(CheckpointError) as error:
         go_on(configure(Line, lr=0.5), saved)
+    assert re.search(r"optimizer was .*'lr': 0.01.*, and is .*'lr': 0.5.* now", str(error.value))
+    assert str(error.value).endswith("To go on all the same: --allow optimizer")
+
+
+def with_optimizer(name: str, **options: Any) -> RunConfig:
+    section = OptimizerConfig(class_path=f"torch.optim.{name}", init_args=options)
+    return dataclasses.replace(configure(Grouped), optimizer=section)
+
+
+class Grouped(Line):
+    """Gives the bias a learning rate of its own, which an argument says."""
+
+    def __init__(self, bias_lr: float = 0.1, offset: float = 0.0):
+        super().__init__(offset)
+        self.bias_lr = bias_lr
+
+    def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        return [{"params": [model.weight], "name": "weight"}, {"params": [model.bias], "lr": self.bias_lr}]
+
+
+def train_some(config: RunConfig, folder: Path, allow: tuple[str, ...] = (), steps: int = 3) -> Run:
+    """Go on from a checkpoint, if there is one, take steps, and save."""
+    run = build(config)
+    first_step = resume_run(run, CheckpointFolder(folder), allow)
+    for _ in Engine(dataclasses.replace(run, last_step=first_step + steps), first_step=first_step).steps():
+        pass
+    save(run, folder, LocalWorld(torch.device("cpu")), first_step + steps)
+    return run
+
+
+def moments(run: Run) -> list[bytes]:
+    states = run.training.optimizer.state.values()
+    return [value.numpy().tobytes() for state in states for value in state.values()]
+
+
+def test_other_options_are_those_of_the_run_that_goes_on_and_the_state_is_kept(tmp_path, caplog):
+    """What a group of the task says is an option too, and its argument is only told."""
+    begun = train_some(with_optimizer("AdamW", lr=0.01), tmp_path)
+    now = with_optimizer("AdamW", lr=0.002, betas=(0.8, 0.9), weight_decay=0.5)
+    task = dataclasses.replace(now.task, init_args={"bias_lr": 0.05})
+    now = dataclasses.replace(now, task=task)
+    run = build(now)
+    assert resume_run(run, CheckpointFolder(tmp_path), ("optimizer",)) == 3
+    assert moments(run) == moments(begun)
+    weight, bias = run.training.optimizer.param_groups
+    assert [weight["lr"], bias["lr"], weight["betas"], bias["weight_decay"]] == [0.002, 0.05, (0.8, 0.9), 0.5]
+    assert weight["name"] == "weight"
+    assert (
+        "options of the optimizer, whose state is kept: betas (0.9, 0.999) -> (0.8, 0.9), lr 0.01 -> 0.002, "
+        "weight_decay 0.01 -> 0.5, lr 0.1 -> 0.05"
+    ) in caplog.text
+
+
+def test_without_being_allowed_an_argument_of_the_task_leaves_the_options_as_they_were(tmp_path):
+    train_some(with_optimizer("AdamW", lr=0.01), tmp_path)
+    now = with_optimizer("AdamW", lr=0.01)
+    task = dataclasses.replace(now.task, init_args={"bias_lr": 0.05})
+    run = train_some(dataclasses.replace(now, task=task), tmp_path)
+    assert run.training.optimizer.param_groups[1]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("AdamW", {"amsgrad": True}, r"state model\.\w+ max_exp_avg_sq is not in it"),
+        ("Adam", {}, r"the optimizer was a torch.optim.adamw.AdamW, and is a torch.optim.adam.Adam now"),
+    ],
+)
+def test_options_that_need_another_state_are_refused(tmp_path, name, options, said):
+    train_some(with_optimizer("AdamW", lr=0.01), tmp_path)
+    with pytest.raises(CheckpointError, match=said) as error:
+        go_on(with_optimizer(name, lr=0.01, **options), CheckpointFolder(tmp_path), ("optimizer",))
+    assert str(error.value).endswith("Use its configuration.")
+
+
+@pytest.mark.parametrize("allow", ["optimizer", "num_steps"])
+def test_what_an_optimizer_counts_in_its_groups_is_no_option(tmp_path, allow):
+    """An optimizer without a schedule averages by it: the first step of a longer run lost all before it."""
+
+    def of(steps: int, lr: float) -> RunConfig:
+        config = configure(Line, steps=steps, optimizer=f"{ScheduleFree.__module__}.ScheduleFree", lr=lr)
+        return dataclasses.replace(config, scheduler=SchedulerConfig(name="linear"))
+
+    train_some(of(9, 0.1), tmp_path)
+    run = build(of(9, 0.2) if allow == "optimizer" else of(18, 0.1))
+    resume_run(run, CheckpointFolder(tmp_path), (allow,))
+    (group,) = run.training.optimizer.param_groups
+    assert group["k"] == 3
+    assert group["lr"] == pytest.approx(0.2 * 6 / 9 if allow == "optimizer" else 0.1 * 15 / 18)
+
+
+def end(world: World, config: RunConfig, folder: Path) -> dict[str, bytes]:
+    run = build(config, world)
+    first_step = resume_run(run, CheckpointFolder(folder), ("optimizer",))
+    for _ in Engine(run, first_step=first_step).steps():
+        pass
+    return state_bytes(run.training.model)
+
+
+@pytest.mark.parametrize("sharded", [{"reducer": "fsdp"}, {"shard_optimizer": True}])
+def test_other_options_are_the_same_where_the_state_is_shared_out(tmp_path, sharded):
+    train_some(with_optimizer("AdamW", lr=0.01), tmp_path)
+    now = with_optimizer("AdamW", lr=0.001, weight_decay=0.2)
+    (expected,) = run_distributed(end, 1, now, tmp_path)
+    now = dataclasses.replace(now, distributed=dataclasses.replace(now.distributed, **sharded))
+    assert run_distributed(end, 2, now, tmp_path) == [expected] * 2
 
 
 def test_the_error_lists_every_difference_and_what_may_be_allowed(saved):

@@ -12,7 +12,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from lanewise.config import CheckpointConfig, EvaluateConfig, EveryConfig, RunConfig, SchedulerConfig
+from lanewise.config import (
+    CheckpointConfig,
+    EvaluateConfig,
+    EveryConfig,
+    OptimizerConfig,
+    RunConfig,
+    SchedulerConfig,
+)
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
@@ -337,3 +344,46 @@ def test_a_warm_up_alone_may_have_a_longer_run(tmp_path, section):
     run_distributed(train, 1, named(**section), str(tmp_path))
     ((rates, _),) = run_distributed(train, 1, named(steps=16, warmup=2), str(tmp_path))
     assert rates == [LR] * 8
+
+
+def with_options(config: RunConfig, optimizer: str = "torch.optim.SGD", **options: Any) -> RunConfig:
+    section = OptimizerConfig(class_path=optimizer, init_args=options)
+    return dataclasses.replace(config, optimizer=section)
+
+
+def copied(folder: Path, to: Path, step: int) -> str:
+    """Copy a run, cut back to a step."""
+    shutil.copytree(folder, to)
+    cut_back(to, step)
+    return str(to)
+
+
+@pytest.mark.parametrize("name", [*slow("linear", "wsd"), "cosine"])
+def test_another_learning_rate_scales_the_rest_of_a_schedule_if_it_is_allowed(tmp_path, name):
+    """The rates to come are those of a run that had the other one from the start; the momentum is kept."""
+    first, other = (with_options(named(name=name, warmup=2), lr=lr, momentum=0.9) for lr in (LR, LR / 8))
+    ((expected, _),) = run_distributed(train, 1, other, str(tmp_path / "other"))
+    run_distributed(train, 1, first, str(tmp_path / "first"))
+    with pytest.raises(CheckpointError, match=r"optimizer was .*\n.*go on all the same: --allow optimizer$"):
+        train(LocalWorld(torch.device("cpu")), other, copied(tmp_path / "first", tmp_path / "refused", 4))
+    ends = []
+    for world_size in (1, 2):
+        folder = copied(tmp_path / "first", tmp_path / str(world_size), 4)
+        for rates, weights in run_distributed(train, world_size, other, folder, ("optimizer",)):
+            assert rates == expected[4:]
+            ends.append(weights)
+    assert ends[1:] == ends[:1] * 2
+    cut_back(tmp_path / "1", 6)  # the next resume is of a run that always had these options
+    for allow in ((), ("optimizer",)):
+        folder = copied(tmp_path / "1", tmp_path / f"again {allow}", 6)
+        assert train(LocalWorld(torch.device("cpu")), other, folder, allow) == (expected[6:], ends[0])
+
+
+def test_a_rate_that_a_plateau_lowered_stays_until_another_is_given(whole, tmp_path):
+    """Another weight decay alone would have set the rate up to where it began."""
+    world, first = LocalWorld(torch.device("cpu")), Path(whole[0])
+    decayed, lower = (with_options(following(), lr=lr, weight_decay=0.1) for lr in (LR, LR / 100))
+    folder = copied(first, tmp_path / "decayed", 6)
+    assert train(world, decayed, folder, ("optimizer",))[0] == [LR / 4, LR / 4]
+    folder = copied(first, tmp_path / "lower", 6)
+    assert train(world, lower, folder, ("optimizer",))[0] == [LR / 100, LR / 100]
