@@ -40,7 +40,7 @@ class Joined(NamedTuple):
 class Joining:
     """Collects the parts of this process's lanes, and joins them with those of the others.
 
-    Their form is fixed in the first step, in which the processes agree on it.
+    Their form is fixed in the first step with samples, in which the processes agree on it.
 
     Args:
         reducer: adds totals up.
@@ -56,7 +56,7 @@ class Joining:
         self.is_on = is_on
         """Whether lanes tell something here; fixed by the first step."""
         self._form: str | None = None
-        """The form of the parts of each lane; None before the first step."""
+        """The form of the parts of each lane; None before the first step with samples."""
         self._template = NO_PARTS
         self._early: list[tuple[LaneBatch, LaneParts | None]] = []
         """What lanes gave in the first step before there was a form."""
@@ -119,6 +119,13 @@ class Joining:
         early, self._early = self._early, []
         for batch, parts in early:
             self.add(batch, parts)
+        if not told:  # a step without samples
+            self._form = None
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether a step with samples fixed the form."""
+        return self._form is not None
 
     @property
     def num_terms(self) -> int:

@@ -48,7 +48,7 @@ class SeveralLosses(LaneLosses):
         self._placement = placement
         self._runner = runner
         self._runs_twice: bool | None = None
-        """Whether only the loss knows the weights; None until the processes agree, in the first step."""
+        """Whether only the loss knows the weights; None until a step has samples, in which all agree."""
         self._num_terms = 0
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
@@ -69,7 +69,7 @@ class SeveralLosses(LaneLosses):
     def _count(self, kept: StepBatches) -> dict[int, list[float]]:
         """Return, for each lane that has samples, how many, and the weights that its batch tells.
 
-        Collective in the first step, in which the processes agree whether batches tell any.
+        Collective until a step has samples, in which the processes agree whether batches tell any.
         """
         counted: dict[int, list[float]] = {}
         tells: set[bool] = set()
@@ -83,7 +83,7 @@ class SeveralLosses(LaneLosses):
                 counted[batch.turn.lane] = [batch.num_samples, *told]
         if self._runs_twice is None:
             tells = {told for of_rank in self._feed.world.all_gather_tree(sorted(tells)) for told in of_rank}
-            self._runs_twice = False in tells
+            self._runs_twice = False in tells if tells else None  # in a step without samples none does
             if self._runs_twice and self._feed.world.rank == 0:
                 logger.info("each forward runs twice: loss_weights does not know the weights of the losses")
         if tells - {not self._runs_twice}:
@@ -150,7 +150,7 @@ class SeveralLosses(LaneLosses):
                     f"the lanes have different numbers of losses: {sorted(lengths)}. Return as many in every "
                     "lane, with the weight 0 where there is nothing to learn."
                 )
-            (self._num_terms,) = lengths or {1}
+            self._num_terms = max(lengths, default=0)
         most = self._placement.most
         numbers = torch.zeros(most, 1 + self._num_terms, dtype=torch.float64)
         for row, of_lane in zip(numbers, counted, strict=False):

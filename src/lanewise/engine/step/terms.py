@@ -152,7 +152,7 @@ def add_terms(
     if given := [term.parts for term in terms if (term.parts or NO_PARTS) is not NO_PARTS]:
         parts = LaneParts(*(dict(ChainMap(*kinds)) for kinds in zip(*given, strict=True)))
     value: torch.Tensor | None = None
-    for term, weight in zip(terms, weights, strict=True):
+    for term, weight in zip(terms, weights, strict=False):  # no weights before the first step with samples
         if term.sum is not None and weight:  # a lane without samples repeats those of any other step
             part = term.sum * (num_of_all / weight)
             value = part if value is None else value + part
