@@ -16,6 +16,7 @@ from lanewise.engine.state.run_state import RunState
 from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.update import Training
+from lanewise.errors import MOST_SHOWN
 from lanewise.lanes import PROGRESS, Placement, RunLength, lane_ranges
 from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
@@ -76,7 +77,7 @@ class Run:
         PROGRESS.set((step + 1, epoch, RunLength(self.last_step)))
 
     def describe(self) -> None:
-        """Log the numbers that were derived from the configuration."""
+        """Log the numbers that were derived from the configuration, and what no optimizer step reaches."""
         world, num_replicas = self.world, len(self.reducer.replicas)
         parameters = list(self.training.model.parameters())
         num_devices = world.world_size * num_replicas
@@ -87,7 +88,10 @@ class Run:
         if (schedule := self.loader.schedule) is not None:
             num_samples = f"{schedule.num_samples:,}"
             steps = f"{schedule.steps_per_epoch:,} in an epoch, {steps} in all"
-        if parts := summarize(self.training.model):
+        trained = {name: one for name, one in self.training.model.named_parameters() if one.requires_grad}
+        grouped = {one for group in self.training.optimizer.param_groups for one in group["params"]}
+        ungrouped = {one: name for name, one in trained.items() if one not in grouped}
+        if parts := summarize(self.training.model, ungrouped):
             logger.info("%s", parts)
         logger.info(
             "parameters: %s (%.4g MiB), trained: %s\n"
@@ -95,7 +99,7 @@ class Run:
             "%s on %s, reducer %s (%s); lanes each: %s; threads each: %d",
             f"{sum(parameter.numel() for parameter in parameters):,}",
             sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 2**20,
-            f"{sum(parameter.numel() for parameter in parameters if parameter.requires_grad):,}",
+            f"{sum(one.numel() for one in trained.values() if one in grouped):,}",
             num_samples,
             f"{self.config.batch.global_batch_size:,}",
             f"{self.placement.num_lanes:,}",
@@ -108,3 +112,7 @@ class Run:
             " or ".join(map(str, lanes_each)),
             distributed.threads,
         )
+        if ungrouped:
+            names = ", ".join([*ungrouped.values()][:MOST_SHOWN])
+            said = "not trained, as no group of the optimizer has them: %s (%d in all). Add or freeze them."
+            logger.warning(said, names, len(ungrouped))

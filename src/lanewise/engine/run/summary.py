@@ -1,6 +1,6 @@
 """Says what a model is made of: its parts, with their parameters and bytes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -19,14 +19,14 @@ class _Part(NamedTuple):
     num_bytes: int
 
 
-def summarize(model: nn.Module) -> str:
+def summarize(model: nn.Module, ungrouped: Collection[nn.Parameter] = ()) -> str:
     """Return a line for each part of a model that has parameters; equal parts in a row share one.
 
     Parts are the children of the model and of the containers among them. A parameter that several parts
-    share counts in each.
+    share counts in each. Those in no group of the optimizer (`ungrouped`) are not trained.
     """
-    parts = list(_parts(model, ""))
-    own = _Part("(own)", type(model).__name__, *_sizes(model, recurse=False))
+    parts = list(_parts(model, "", ungrouped))
+    own = _Part("(own)", type(model).__name__, *_sizes(model, ungrouped, recurse=False))
     if own.num_parameters:
         parts.append(own)
     merged = [_merge(list(group)) for _, group in groupby(parts, key=lambda part: part[1:])]
@@ -45,18 +45,18 @@ def summarize(model: nn.Module) -> str:
     )
 
 
-def _parts(module: nn.Module, prefix: str) -> Iterator[_Part]:
+def _parts(module: nn.Module, prefix: str, ungrouped: Collection[nn.Parameter]) -> Iterator[_Part]:
     for name, child in module.named_children():
         if isinstance(child, CONTAINERS):
-            yield from _parts(child, f"{prefix}{name}.")
+            yield from _parts(child, f"{prefix}{name}.", ungrouped)
         else:
-            yield _Part(prefix + name, type(child).__name__, *_sizes(child, recurse=True))
+            yield _Part(prefix + name, type(child).__name__, *_sizes(child, ungrouped, recurse=True))
 
 
-def _sizes(module: nn.Module, *, recurse: bool) -> tuple[int, int, int]:
+def _sizes(module: nn.Module, ungrouped: Collection[nn.Parameter], *, recurse: bool) -> tuple[int, int, int]:
     """Return the numbers of parameters, of those that are trained, and of their bytes."""
     parameters = list(module.parameters(recurse))
-    trained = (parameter.numel() for parameter in parameters if parameter.requires_grad)
+    trained = (one.numel() for one in parameters if one.requires_grad and one not in ungrouped)
     num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     return sum(parameter.numel() for parameter in parameters), sum(trained), num_bytes
 

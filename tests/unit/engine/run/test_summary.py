@@ -1,8 +1,16 @@
 """What a model is made of, in a line for each part."""
 
+import logging
+from typing import Any
+
+import pytest
+import torch
 from torch import nn
 
+from lanewise.engine.run.build import build_run
 from lanewise.engine.run.summary import summarize
+from lanewise.processes.world.world import LocalWorld
+from tests.distributed.tasks import Smooth, configure
 
 
 class Reader(nn.Module):
@@ -43,3 +51,31 @@ def test_a_model_of_many_parts_ends_with_the_sum_of_the_others():
 
 def test_a_model_without_parameters_has_no_line():
     assert summarize(nn.ReLU()) == ""
+
+
+class HeadOnly(Smooth):
+    """Gives the optimizer some of what can be trained."""
+
+    def parameter_groups(self, model: nn.Module) -> Any:
+        return [model[3].weight] if self.num_samples == 50 else model.parameters()
+
+
+@pytest.mark.parametrize("num_samples", [50, 53])
+def test_what_is_in_no_group_of_the_optimizer_is_not_counted_as_trained_and_is_named(caplog, num_samples):
+    """It was never trained, and counted as trained."""
+    with caplog.at_level(logging.INFO):
+        build_run(configure(HeadOnly, num_samples=num_samples), LocalWorld(torch.device("cpu")))
+    said = (
+        "not trained, as no group of the optimizer has them: 0.weight, 1.weight, 1.bias, 3.bias (4 in all)."
+    )
+    assert (said in caplog.text) is (num_samples == 50)
+    if num_samples == 50:
+        lines = [
+            line.split("parameters")[1].split("MiB")[0] for line in caplog.text.splitlines() if "MiB" in line
+        ]
+        assert lines[:3] == [
+            ", not trained  0.001892 ",
+            ", not trained  0.0005493 ",
+            ", 248 trained  0.002129 ",
+        ]
+        assert "trained: 248\n" in caplog.text
