@@ -15,6 +15,7 @@ def checkpoints(arguments: Arguments) -> int:
     from rich.table import Column, Table
 
     from lanewise.runs.checkpoint.folder import CheckpointFolder
+    from lanewise.runs.checkpoint.saver import load_state
 
     folder = CheckpointFolder(RunDir(arguments[_RUN]).checkpoints)
     found = list(folder.read())
@@ -24,9 +25,13 @@ def checkpoints(arguments: Arguments) -> int:
     table = Table(*right, "verified", box=None, pad_edge=False)
     mistakes = []
     for path, manifest in reversed(found):
-        if isinstance(manifest, CheckpointError):
+        try:
+            if isinstance(manifest, CheckpointError):
+                raise manifest
+            load_state(path, manifest, "meta")
+        except CheckpointError as error:
             table.add_row(str(int(path.name.removeprefix("step-"))), "", "", "no")
-            mistakes.append(str(manifest))
+            mistakes.append(str(error))
             continue
         size = sum(entry.num_bytes for entry in manifest.files) / 2**20
         metric = "" if manifest.metric is None else f"{manifest.metric:.6g}"
@@ -41,7 +46,7 @@ COMMAND = Command(
     name="checkpoints",
     text="""\
 Lists the checkpoints of a run directory: their step, size and metric, and whether every file is as it was
-written.""",
+written, and can be read.""",
     run=checkpoints,
     operands=(_RUN,),
 )

@@ -1,5 +1,7 @@
 """The table of a run's checkpoints says whatever is wrong with them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -23,6 +25,20 @@ def run_dir(tmp_path):
 def test_good_ones_are_listed(run_dir, capsys):
     assert main(["checkpoints", str(run_dir)]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["step", "1", "2"]
+
+
+def test_one_that_no_run_could_read_is_not_verified(run_dir, capsys):
+    """Its files are as they were written, and a tensor is in two of them."""
+    path = run_dir / "checkpoints" / "step-000002"
+    manifest = Manifest.read(path)
+    (part,) = (entry for entry in manifest.files if entry.name != "state.json")
+    (path / "part-00001.safetensors").write_bytes((path / part.name).read_bytes())
+    again = replace(part, name="part-00001.safetensors")
+    replace(manifest, files=(*manifest.files, again)).write(path)
+    assert main(["checkpoints", str(run_dir)]) == 1
+    table = capsys.readouterr().out
+    assert [line.split()[-1] for line in table.splitlines()[1:3]] == ["yes", "no"]
+    assert "holds a tensor that another file holds too" in " ".join(table.split())
 
 
 @pytest.mark.parametrize(

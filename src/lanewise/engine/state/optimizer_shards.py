@@ -37,7 +37,7 @@ class OptimizerShards:
     Collective: every rank must construct it, and step the optimizer.
 
     Args:
-        optimizer: an optimizer that is equal on all ranks, and has no state yet.
+        optimizer: an optimizer that is equal on all ranks, and took no step yet.
         model: the module with the parameters.
         world: the processes.
     """
@@ -56,6 +56,8 @@ class OptimizerShards:
         self._others = {
             parameter for rank, part in enumerate(self._parts) if rank != world.rank for parameter in part
         }
+        for parameter in self._others:
+            optimizer.state.pop(parameter, None)  # Adagrad, for one, makes it before the first step
         self._groups: list[list[nn.Parameter]] = []
         self._num_open_steps = 0
         optimizer.register_step_pre_hook(self._take_own)
@@ -77,15 +79,16 @@ class OptimizerShards:
     def complete(self, taken: Mapping[str, Any]) -> dict[str, Any]:
         """Add the other ranks' states to a state that `take_optimizer` returned.
 
-        Its tensors become `HeldTensor`s. Only their metadata is sent, not their values.
+        Its tensors become `HeldTensor`s. Only their metadata is sent, not their values. What several
+        ranks have, as the state that an optimizer made of a frozen parameter, is that of the first.
 
         Collective: every rank must call this.
         """
         local = {name: values for name, values in taken["state"].items() if values}
-        state = dict(taken["state"])
-        for others in self._world.all_gather_tree(map_leaves(_as_meta, local)):
-            state |= map_leaves(_as_held, others)
-        return {**taken, "state": state | map_leaves(_as_held, local)}
+        state: dict[str, Any] = {}
+        for rank, theirs in enumerate(self._world.all_gather_tree(map_leaves(_as_meta, local))):
+            state = map_leaves(_as_held, local if rank == self._world.rank else theirs) | state
+        return {**taken, "state": taken["state"] | state}
 
     @contextmanager
     def exchanging(self, optimizer: Optimizer) -> Iterator[None]:

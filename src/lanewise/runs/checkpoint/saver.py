@@ -181,12 +181,13 @@ def _reason(error: BaseException, folder: Path) -> str:
     return str(error) if isinstance(error, LanewiseError) else repr(error)
 
 
-def load_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return the state that was saved, with its tensors on the CPU.
+def load_state(folder: Path, manifest: Manifest, device: str = "cpu") -> dict[str, Any]:
+    """Return the state that was saved, with its tensors on a device; on `meta` without their values.
 
     Args:
         folder: of the checkpoint.
         manifest: its manifest, which was verified.
+        device: of the tensors.
 
     Raises:
         CheckpointError: if a file cannot be read after all, or holds something that no save writes.
@@ -200,7 +201,7 @@ def load_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
                 for name in file.keys():  # noqa: SIM118 - not a mapping
                     if name in tensors:
                         raise ValueError(f"{entry.name} holds a tensor that another file holds too")
-                    tensors[name] = file.get_tensor(name).clone()  # the file may be removed
+                    tensors[name] = file.get_tensor(name).to(device, copy=True)  # the file may be removed
         state = decode(read_json(folder / STATE, MAX_STATE_BYTES), tensors)
         if not isinstance(state, dict):
             raise TypeError(f"{STATE} is not a mapping")

@@ -145,6 +145,28 @@ def test_each_state_is_held_by_one_process_and_read_by_one(tmp_path):
         assert max(num_bytes for _, num_bytes in results) < 0.6 * whole_bytes
 
 
+def held_at_first(world, config: RunConfig, folder: Path) -> Any:
+    """Return of which parameters the process holds a state before the first step."""
+    run = go_on(world, config, folder)
+    names = {parameter: name for name, parameter in run.training.model.named_parameters()}
+    return sorted(names[parameter] for parameter in run.training.optimizer.state)
+
+
+@pytest.mark.parametrize("layouts", [[(True, 2), (True, 3)], *slow([(True, 3), (False, 1), (True, 2)])])
+def test_a_state_that_is_made_before_the_first_step_is_shared_out_too(tmp_path, layouts):
+    """Adagrad makes it, of a frozen parameter as well: each process saved all, and none could read it."""
+    whole = trained(configured("Adagrad", sharded=False), 1, tmp_path / "whole")
+    held = run_distributed(held_at_first, 2, configured("Adagrad"), tmp_path / "held")
+    both = set(held[0]) & set(held[1])
+    assert both == {"head.bias"}
+    assert len(held[0]) < len({*held[0], *held[1]}) > len(held[1])
+    folder, steps = tmp_path / "parts", [0, 2, 4, STEPS]
+    for number, (sharded, world_size) in enumerate(layouts):
+        taken = range(steps[number], STEPS if number == len(layouts) - 1 else steps[number + 1])
+        found = trained(configured("Adagrad", sharded=sharded), world_size, folder, taken)
+    assert found == whole
+
+
 def test_the_groups_are_narrowed_while_the_optimizer_steps(caplog):
     """A scheduler, or whoever looks at gradients before the step, sees all parameters.
 
