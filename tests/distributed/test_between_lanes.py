@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lanewise import Task
-from lanewise.config import EvaluateConfig, RunConfig
+from lanewise.config import DataConfig, EvaluateConfig, RunConfig
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_model, build_run
 from lanewise.engine.run.resume import resume_run
@@ -221,3 +221,44 @@ def test_compressed_gradients_go_on_with_another_number_of_processes(tmp_path, w
             np.testing.assert_allclose(
                 np.frombuffer(gone_on, np.float32), np.frombuffer(straight[name], np.float32), atol=1e-2
             )
+
+
+class Harder(Dataset[Any]):
+    """Has samples that grow from epoch to epoch, of which some are evaluated."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> Any:
+        inputs = torch.randn(3, generator=torch.Generator().manual_seed(index)) * (1 + self.epoch)
+        return inputs, inputs.sum(0, keepdim=True)
+
+
+class Growing(Points):
+    """Trains on a part of it, and evaluates the rest in between."""
+
+    def __init__(self) -> None:
+        self.whole = Harder()
+
+    def train_dataset(self) -> Dataset[Any]:
+        return Subset(self.whole, range(24))
+
+    def eval_datasets(self) -> Any:
+        return {"test": Subset(self.whole, range(24, 60))}
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), [(2, 2), *slow((1, 2), (3, 0))])
+def test_a_dataset_that_follows_the_epoch_is_the_same_on_any_number_of_processes(
+    tmp_path, world_size, num_workers
+):
+    config = configure(Growing, num_lanes=4, steps=7)
+    config = dataclasses.replace(config, evaluate=EvaluateConfig(every_steps=2))
+    (expected,) = run_distributed(fit, 1, config, str(tmp_path / "alone"))
+    config = dataclasses.replace(config, data=DataConfig(num_workers=num_workers))
+    for found in run_distributed(fit, world_size, config, str(tmp_path / "found")):
+        assert found == expected

@@ -73,7 +73,8 @@ class LaneReader(Dataset[LaneBatch]):
 
     The samples of a turn are read and collated under one random state, which follows from (seed, dataset,
     epoch, step, lane). So the bytes depend neither on the process that reads them nor on what it read before.
-    If the dataset has `__getitems__`, the turn's samples are one read.
+    If the dataset has `__getitems__`, the turn's samples are one read. If it has `set_epoch`, whichever
+    process reads a turn calls it first, as it may read ahead.
     """
 
     dataset: Dataset[Any]
@@ -101,6 +102,7 @@ class LaneReader(Dataset[LaneBatch]):
             inner = inner.dataset
         self._reads_many = hasattr(inner, "__getitems__")
         self._files = inner if isinstance(inner, FileDataset) else None
+        self._by_epoch: Any = next((one for one in (self.dataset, inner) if hasattr(one, "set_epoch")), None)
 
     def __getitem__(self, index: tuple[LaneTurn, tuple[int, ...]]) -> LaneBatch:
         """Read and collate one lane's samples."""
@@ -114,6 +116,7 @@ class LaneReader(Dataset[LaneBatch]):
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as DataLoader workers do, so that `num_workers` changes no sample
         try:
+            self._enter(turn.epoch)
             seed = read_seed(self.seed, self.number, self.eval_dataset, turn.epoch, turn.step, turn.lane)
             set_random_state(seed)
             samples, batch.missing = self._read(indices)
@@ -152,6 +155,7 @@ class LaneReader(Dataset[LaneBatch]):
         Those that are left out are not among them.
         Where the dataset has `__getitems__` they are one read, under the state of the first one.
         """
+        self._enter(epoch)
         samples: list[Any] = []
         for index in indices:
             set_random_state(sample_seed(self.seed, epoch, index))
@@ -159,6 +163,16 @@ class LaneReader(Dataset[LaneBatch]):
                 return self._read(indices)[0]
             samples += self._read((index,))[0]
         return samples
+
+    def _enter(self, epoch: int) -> None:
+        """Tell a dataset that has `set_epoch` the epoch of what this process reads next, once.
+
+        It may draw, for all processes alike. An evaluation, of epoch 0, may read the same dataset in between.
+        """
+        if self._by_epoch is not None and (_entered[0] is not self._by_epoch or _entered[1] != epoch):
+            set_random_state(sample_seed(self.seed, epoch, 0))
+            self._by_epoch.set_epoch(epoch)
+            _entered[:] = self._by_epoch, epoch
 
     def _spare(self, size: int) -> Any:
         """Return a micro-batch of the first samples that can be read; None if these are far away."""
@@ -189,6 +203,8 @@ class LaneReader(Dataset[LaneBatch]):
         return present(samples, indices, self.missing, self.eval_dataset)
 
 
+_entered: list[Any] = [None, None]
+"""The dataset of this process that was last told an epoch, and which."""
 _MOST_TRIED = 100
 """How many micro-batches are read to find one that has a sample, for a forward that does not count."""
 

@@ -17,13 +17,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
 from lanewise.data import workers
 from lanewise.data.lane_reader import LaneReader
 from lanewise.data.loader import LaneLoader
 from lanewise.errors import DataError, noting
-from lanewise.lanes import BlockedOrder, FeistelShuffle, OrderInputs, Schedule, ShuffledOrder, lane_ranges
+from lanewise.lanes import (
+    BlockedOrder,
+    FeistelShuffle,
+    LaneTurn,
+    OrderInputs,
+    Schedule,
+    ShuffledOrder,
+    lane_ranges,
+)
 
 # Three workers are more than some machines have processors, of which torch warns.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -46,6 +54,20 @@ class Recording(Dataset):
     def __getitem__(self, index):
         self.read.append(index)
         return index
+
+
+class Scheduled(Dataset):
+    """Each sample is its index, the epoch that the dataset was told, and what it drew when it was told."""
+
+    def __init__(self):
+        self.told = []
+
+    def set_epoch(self, epoch):
+        self.told.append(epoch)
+        self.drawn = random.random()
+
+    def __getitem__(self, index):
+        return torch.tensor([index, self.told[-1], self.drawn], dtype=torch.float64)
 
 
 class Pid(Dataset):
@@ -71,6 +93,43 @@ def contents(batches) -> list[tuple]:
 
 # Two epochs of three steps on four lanes; the third step has three samples, on the first two lanes.
 PARTIAL = Schedule(num_samples=19, global_batch_size=8, micro_batch_size=2)
+EVALUATED = LaneTurn(0, 0, 0, range(1), (0,), is_last=True)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("first_step", [0, 4])
+def test_a_dataset_is_told_the_epoch_by_the_process_that_reads_it(num_workers, first_step):
+    """Nobody told it, so that each epoch was the first; workers read ahead into the next epoch."""
+    dataset = Scheduled()
+    loader = make_loader(Subset(dataset, range(19)), PARTIAL, num_workers=num_workers)
+    batches = list(loader.batches(first_step, 6))
+    drawn = defaultdict(set)
+    for batch in batches:
+        for _, epoch, number in [] if batch.data is None else batch.data.tolist():
+            assert epoch == batch.turn.epoch
+            drawn[epoch].add(number)
+    assert [len(numbers) for numbers in drawn.values()] == [1] * len(drawn)
+    if not num_workers:
+        assert dataset.told == sorted(drawn)  # once for each
+
+
+def test_an_evaluation_of_parts_of_a_dataset_leaves_the_epoch_of_the_rest():
+    dataset = Scheduled()
+    trained, evaluated = (
+        LaneReader(Subset(dataset, range(9)), list, 0, eval_dataset=name) for name in ("", "a")
+    )
+    turns = list(PARTIAL.turns(range(4), 3, 4))
+    seen = [
+        reader[turn, (1,)].data[0][1]
+        for reader, turn in (
+            (trained, turns[0]),
+            (evaluated, EVALUATED),
+            (trained, turns[1]),
+            (trained, turns[2]),
+        )
+    ]
+    assert seen == [1, 0, 1, 1]
+    assert dataset.told == [1, 0, 1]
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
