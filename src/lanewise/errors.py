@@ -23,8 +23,13 @@ import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TextIO
+from types import TracebackType
+from typing import ParamSpec, TextIO, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _MAX_LENGTH = 600
 _MAX_MISTAKES = 10
@@ -36,6 +41,11 @@ class LanewiseError(Exception):
     """Base of all errors raised on purpose; its message says what is wrong and what to change."""
 
     exit_code = 1
+
+    def _render_traceback_(self) -> list[str]:
+        """Show it as `raised_at_call` does; IPython asks for this."""
+        _leave_users_frames(self)
+        return traceback.format_exception(self)
 
 
 class ConfigError(LanewiseError, ValueError):
@@ -178,6 +188,37 @@ def traceback_of(error: BaseException) -> str:
     frames = re.split(r"^(?=  File \")", in_loader, flags=re.MULTILINE)[1:]
     start = _first_of_user([frame.split('"', 2)[1] for frame in frames])
     return "".join([_HEAD, *frames[start:]])
+
+
+def raised_at_call(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate what scripts and notebooks call: an error of ours arises where they call it."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except LanewiseError as error:
+            _leave_users_frames(error)
+            raise  # which adds no frame of this function
+
+    return call
+
+
+def _leave_users_frames(error: BaseException) -> None:
+    """Remove our frames from the traceback of an error, and of one of ours all but the user's.
+
+    A cause that arose in our code, or whose text the error has, says nothing new, and is not shown.
+    """
+    kept: TracebackType | None = None
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        is_ours = str(frame.f_globals.get("__name__")).partition(".")[0] == __package__
+        if not is_ours and (_is_users(frame.f_code.co_filename) or not isinstance(error, LanewiseError)):
+            kept = TracebackType(kept, frame, frame.f_lasti, line)
+    error.__traceback__ = kept
+    if (cause := error.__cause__ or error.__context__) is not None:
+        _leave_users_frames(cause)
+        if cause.__traceback__ is None or text_of(cause) in text_of(error):
+            error.__cause__ = None  # nor its context
 
 
 def begin_with_users_code(stack: traceback.StackSummary) -> None:

@@ -1,5 +1,7 @@
 """What is imported with what: a script waits for it, and a worker that is forked does not."""
 
+from importlib import import_module
+
 import lanewise
 from lanewise.launch.fork_client import PRELOAD
 from tests.architecture.test_layers import SRC, imports_of, read_sources
@@ -37,6 +39,18 @@ def test_what_lists_checkpoints_or_refuses_a_used_run_dir_needs_no_torch():
 
 def test_the_public_names_are_listed_before_they_are_imported():
     assert set(lanewise.__all__) <= set(dir(lanewise))
+
+
+def test_the_public_packages_are_there_after_import_lanewise(monkeypatch):
+    """As pages write it, `import lanewise; lanewise.lightning.train(...)` was an AttributeError."""
+    for name in ("data", "errors", "lanes", "lightning", "metrics", "nn", "testing", "trackers"):
+        monkeypatch.delattr(lanewise, name, raising=False)
+        assert name in dir(lanewise)
+        assert getattr(lanewise, name) is import_module(f"lanewise.{name}")
+    monkeypatch.setattr(lanewise, "find_spec", lambda _: None)
+    assert "hugging_face" not in {*dir(lanewise)} - {
+        *vars(lanewise)
+    }  # which needs a package: help(lanewise) works
 
 
 def test_a_worker_is_forked_with_the_whole_engine_imported():

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from lanewise.errors import (
     describe,
     mistakes_of,
     noting,
+    raised_at_call,
     traceback_of,
     wrapped,
 )
@@ -218,3 +220,64 @@ def test_a_number_stays_beside_its_unit(monkeypatch):
     monkeypatch.setenv("COLUMNS", "24")
     shown = wrapped("parameters take 113.4 KiB, and 4 parts 0.5 s", Terminal())
     assert shown.splitlines() == ["parameters take", "113.4 KiB, and 4 parts", "0.5 s"]
+
+
+def of_ours(function):
+    """Make a function one of lanewise's, as the traceback sees it."""
+    return FunctionType(
+        function.__code__, {**globals(), "__name__": "lanewise.engine"}, closure=function.__closure__
+    )
+
+
+def frames_of(error: BaseException) -> list[str]:
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def shown(function) -> str:
+    with pytest.raises(TaskError) as caught:
+        raised_at_call(function)()
+    return "".join(traceback.format_exception(caught.value))
+
+
+def test_an_error_that_reaches_a_script_has_no_frame_of_ours():
+    """From `lanewise.train` there were up to 40 lines before the message."""
+
+    def fail():
+        raise TaskError("say it in one line")
+
+    with pytest.raises(TaskError) as caught:
+        raised_at_call(of_ours(fail))()
+    assert frames_of(caught.value) == ["test_an_error_that_reaches_a_script_has_no_frame_of_ours"]
+    (line,) = caught.value._render_traceback_()[-1].splitlines()  # what a notebook shows
+    assert line == "lanewise.errors.TaskError: say it in one line"
+
+
+def test_frames_of_the_users_code_stay():
+    def in_users_code():
+        raise TaskError("it arose there")
+
+    with pytest.raises(TaskError) as caught:
+        raised_at_call(of_ours(lambda: [in_users_code()]))()
+    assert frames_of(caught.value) == ["test_frames_of_the_users_code_stay", "in_users_code"]
+    with pytest.raises(ZeroDivisionError) as other:
+        raised_at_call(of_ours(lambda: 1 / 0))()
+    assert frames_of(other.value)[-1] == "<lambda>"  # what is no error of ours stays as it is
+
+
+def test_a_cause_is_shown_where_it_says_more():
+    def fail_again(error: str):
+        def fail():
+            try:
+                users() if error == "user's" else ours()
+            except KeyError as cause:
+                raise TaskError("'said' was raised" if error == "said" else "it failed") from cause
+
+        return of_ours(fail)
+
+    def users():
+        raise KeyError("said")
+
+    ours = of_ours(users)
+    assert "KeyError: 'said'" in shown(fail_again("user's"))
+    for error in ("said", "ours"):
+        assert "KeyError" not in shown(fail_again(error))

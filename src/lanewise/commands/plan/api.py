@@ -7,11 +7,13 @@ from lanewise.commands.jobs.api import Sections, config_of
 from lanewise.commands.plan.plan import plan as plan_config
 from lanewise.commands.plan.result import Machine, Plan
 from lanewise.config.class_path import refuse_in_import
+from lanewise.errors import raised_at_call
 from lanewise.processes.device.random_state import kept_random_state
 from lanewise.processes.world.environment import require_no_world
 from lanewise.task import Task
 
 
+@raised_at_call
 def plan(
     task: Task,
     *,

@@ -7,10 +7,12 @@ from lanewise.commands.jobs.api import Sections, config_of
 from lanewise.commands.verify.verify import verify as verify_config
 from lanewise.commands.verify.verify_report import VerifyReport
 from lanewise.config.class_path import refuse_in_import
+from lanewise.errors import raised_at_call
 from lanewise.processes.world.environment import require_no_world
 from lanewise.task import Task
 
 
+@raised_at_call
 def verify(
     task: Task,
     *,
@@ -40,5 +42,4 @@ def verify(
     """
     refuse_in_import("lanewise.verify")
     require_no_world("verify starts its own processes")
-    config = config_of(task, **sections)
-    return verify_config(config, devices, task, num_steps=num_steps, resumes=resume)
+    return verify_config(config_of(task, **sections), devices, task, num_steps=num_steps, resumes=resume)

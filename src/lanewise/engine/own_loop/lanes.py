@@ -44,7 +44,7 @@ from lanewise.engine.state.resume_check import identify_exact
 from lanewise.engine.step.average import build_average
 from lanewise.engine.step.build import build_pass
 from lanewise.engine.step.phases import Phases
-from lanewise.errors import TaskError
+from lanewise.errors import TaskError, raised_at_call
 from lanewise.lanes import OrderInputs, Placement, SampleOrder, model_seed
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.device.random_state import set_random_state
@@ -92,6 +92,7 @@ class Lanes:
         WorldError: if the environment describes a world only partly.
     """
 
+    @raised_at_call
     def __init__(  # noqa: PLR0913 - a configuration, as arguments
         self,
         *,
@@ -157,8 +158,7 @@ class Lanes:
         Raises:
             CheckpointError: if the weights of `init_from` are not there, or do not fit.
             ConfigError: if the grade rules the compression out, or the decay is out of range.
-            TaskError: if the model was prepared before, has no trainable parameter, or has one that cannot be
-                compressed.
+            TaskError: if it was prepared before, has no trainable parameter, or one that does not compress.
             WorldError: if the ranks built different models.
         """
         if model in self._prepared.passes:
