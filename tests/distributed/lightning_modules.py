@@ -253,7 +253,7 @@ def train_by_the_library(world: Any, global_batch_size: int) -> dict[str, Any]:
     return found
 
 
-def train_and_use(world: Any, case: str, devices: int, run_dir: str) -> dict[str, Any]:
+def train_and_use(world: Any, case: str, devices: int, run_dir: str, evaluate: Any = None) -> dict[str, Any]:
     """Train from end to end, and evaluate by the library what the module has then."""
     module = build(case)
     result = train(
@@ -262,10 +262,12 @@ def train_and_use(world: Any, case: str, devices: int, run_dir: str) -> dict[str
         batch={"global_batch_size": 12},
         train={"epochs": 2, "run_dir": run_dir},
         distributed={"devices": devices, "equality": "exact"},
+        evaluate=evaluate or {},
     )
     (theirs,) = trainer_of_the_library().validate(module, Points(), verbose=False)
     weights = {name: value.tolist() for name, value in module.state_dict().items()}
-    return {"ours": dict(result.evaluation), "theirs": theirs, "weights": weights}
+    best = result.best_step, result.best_value
+    return {"ours": dict(result.evaluation), "theirs": theirs, "weights": weights, "best": best}
 
 
 class Adversarial(Autoencoder):

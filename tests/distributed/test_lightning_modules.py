@@ -85,10 +85,14 @@ def test_a_run_validates_as_the_library_does(tmp_path):
     assert ours == pytest.approx(alone["theirs"])
 
 
-def test_a_validation_may_log_the_loss_that_it_returns(tmp_path):
-    """The run ended after its first epoch, as there were two values of one name."""
-    found = call("train_and_use", "regression", 1, str(tmp_path / "run"))
-    assert found["ours"] == {"val/loss": pytest.approx(found["theirs"]["loss"])}
+def test_the_module_gets_the_best_weights_where_the_run_keeps_them(tmp_path):
+    """It got the last ones. And a run ended after its first epoch, where validation logs what it returns."""
+    highest = {"best": "val/loss", "best_mode": "max"}  # that of the first epoch
+    found = call("train_and_use", "regression", 1, str(tmp_path / "run"), highest)
+    step, best = found["best"]
+    assert (step, found["ours"].keys()) == (2, {"val/loss"})
+    assert found["theirs"]["loss"] == pytest.approx(best)
+    assert best > found["ours"]["val/loss"]
 
 
 def test_what_a_run_does_not_do_is_refused_by_name():

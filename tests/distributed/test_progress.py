@@ -164,7 +164,8 @@ def test_an_evaluation_sees_where_the_weights_are(tmp_path):
     found = [[line.get(f"held_out/{name}") for name in names] for line in lines_of(tmp_path / "run")]
     evaluated = [values for values in found if values[0] is not None]
     assert evaluated == [[4, 0, 0.4], [8, 1, 0.8], [10, 1, 1]]
-    assert lanewise.evaluate(result.run_dir, task=Annealed()) == result.evaluation
+    assert lanewise.evaluate(result.run_dir, task=Annealed(), weights="last") == result.evaluation
+    assert lanewise.evaluate(result.run_dir, task=Annealed())["held_out/loss"] == 4  # of the best
     assert lanewise.evaluate(result.best_model_file, task=Annealed())["held_out/loss"] == 4
     moved = shutil.copy(result.best_model_file, tmp_path / "elsewhere.safetensors")
     with pytest.raises(TaskError, match=r"self\.progress is known .* read it only where model\.training"):

@@ -10,12 +10,14 @@ from lanewise.cli.result import JSON, STDOUT, write_json
 
 RUN_OR_MODEL = Argument(
     "RUN_OR_MODEL",
-    "a run_dir, for its model.safetensors (with train.ema_decay for its averaged.safetensors); or a "
-    ".safetensors file in one; or, with --weights, a configuration",
+    "a run_dir; a .safetensors file in one; or a configuration, with --weights FILE",
     read=read_path,
 )
 WEIGHTS = Argument[Path | None](
-    "--weights", "uses this .safetensors file, which may lie anywhere", "FILE", read_path, default=None
+    "--weights",
+    "of the run, or a file that lies anywhere; if left out: best where evaluate.best keeps them, else last",
+    *("best|last|FILE", read_path),
+    default=None,
 )
 TRUST = flag(
     "--trust",

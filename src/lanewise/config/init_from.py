@@ -13,9 +13,9 @@ class InitFromConfig(Section):
     TEXT_KEY: ClassVar = "path"
 
     path: Annotated[str, A_PATH]
-    """A .safetensors file; a file of torch.save with a state dict; or the folder of a run, for its trained
-    model (the moving average with `train.ema_decay`), whose best one is `RUN_DIR/best.safetensors`. Relative
-    to the working directory; ~ is the user's folder."""
+    """A .safetensors file; a file of torch.save with a state dict; or the folder of a run, for its best model
+    where it keeps one, else its last (the moving average with `train.ema_decay`). Relative to the working
+    directory; ~ is the user's folder."""
     leave_out: tuple[str, ...] = ()
     """Names of parameters and buffers that stay new, with `*` for any text: [head.*]."""
     prefixes: Mapping[str, Any] = field(default_factory=dict)

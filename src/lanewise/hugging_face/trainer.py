@@ -11,14 +11,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from lanewise.adapt.optimizer import BuiltOptimizer
 from lanewise.adapt.sections import merged, steps_of
-from lanewise.commands.jobs.api import TrainResult
+from lanewise.commands.jobs.api import TrainResult, load_weights
 from lanewise.commands.jobs.api import train as train_task
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, raised_at_call
 from lanewise.hugging_face.arguments import observed, refusals, sections_of
 from lanewise.hugging_face.task import TrainerParts, TrainerTask, own_loss
 from lanewise.hugging_face.weight import find_weight
 from lanewise.processes.world.environment import require_no_world
-from lanewise.runs.checkpoint.model_file import load_model
+from lanewise.runs.report.weights import find_weights
 
 if TYPE_CHECKING:
     from lanewise.runs.callback import Callback
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _RECORDERS = "transformers.utils.output_capturing"
 
 
+@raised_at_call
 def train(
     trainer: Trainer,
     *,
@@ -37,8 +38,9 @@ def train(
 ) -> TrainResult:
     """Train the model of a Trainer of transformers in fresh processes, as its arguments say.
 
-    Afterwards the trainer's model has the trained weights, or the best ones with `load_best_model_at_end`,
-    and the folder `pretrained` of the run has what `trainer.save_model` writes.
+    Afterwards the trainer's model has the trained weights: the best ones where the run keeps them, as it
+    does with `load_best_model_at_end`, else the last. The folder `pretrained` of the run has what
+    `trainer.save_model` writes.
 
     Args:
         trainer: as it was built; it has not trained.
@@ -61,14 +63,14 @@ def train(
     model: Any = trainer.model
     try:
         result = train_task(**run, callbacks=callbacks, resume=resume, overwrite=overwrite)
-        best = result.best_model_file if trainer.args.load_best_model_at_end else None
-        load_model(model, best or result.model_file)
+        load_weights(model, *find_weights(result.run_dir))
     finally:
         model.to(trainer.args.device)
     trainer.save_model(str(result.run_dir / "pretrained"))
     return result
 
 
+@raised_at_call
 def read(trainer: Trainer, *, num_processes: int = 1, **given: Any) -> dict[str, Any]:
     """Return what `lanewise.train` and `lanewise.verify` need to train as a Trainer would.
 

@@ -15,13 +15,13 @@ from lanewise.adapt.loss import first_samples, looking, rows
 from lanewise.adapt.optimizer import BuiltOptimizer
 from lanewise.adapt.overridden import overridden
 from lanewise.adapt.sections import merged, steps_of
-from lanewise.commands.jobs.api import TrainResult
+from lanewise.commands.jobs.api import TrainResult, load_weights
 from lanewise.commands.jobs.api import train as train_task
-from lanewise.errors import ConfigError, TaskError
+from lanewise.errors import ConfigError, TaskError, raised_at_call
 from lanewise.lightning.step import LOGGED, StepKind, TrainerThere, prepared
 from lanewise.lightning.task import ModuleParts, ModuleTask, loss_of
 from lanewise.processes.world.environment import require_no_world
-from lanewise.runs.checkpoint.model_file import load_model
+from lanewise.runs.report.weights import find_weights
 from lanewise.task import Loss
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _MAY_OVERRIDE = {
 }
 
 
+@raised_at_call
 def train(
     module: nn.Module,
     data: Any,
@@ -46,6 +47,8 @@ def train(
     **sections: Any,
 ) -> TrainResult:
     """Train a LightningModule in fresh processes. Afterwards it has the trained weights.
+
+    These are the best ones where `evaluate.best` keeps them, else the last.
 
         lanewise.lightning.train(
             module, datamodule, batch={"global_batch_size": 64}, train={"epochs": 3, "run_dir": "runs/points"}
@@ -70,10 +73,11 @@ def train(
     require_no_world("lanewise.lightning.train starts its own processes")
     run = read(module, data, val_dataloader, **sections)
     result = train_task(**run, callbacks=callbacks, resume=resume, overwrite=overwrite)
-    load_model(module, result.model_file)
+    load_weights(module, *find_weights(result.run_dir))
     return result
 
 
+@raised_at_call
 def read(
     module: nn.Module, data: Any, val_dataloader: "DataLoader[Any] | None" = None, **given: Any
 ) -> dict[str, Any]:

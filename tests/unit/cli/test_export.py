@@ -8,6 +8,7 @@ from lanewise.cli.main import main
 from lanewise.processes.world.world import LocalWorld
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.model_file import save_tensors
 from lanewise.runs.checkpoint.saver import Saver
 
 
@@ -61,3 +62,26 @@ def test_what_cannot_be_exported_is_one_error(tmp_path, capsys, key, output, cod
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert said in line
+
+
+def test_the_best_are_exported_where_the_run_keeps_them(tmp_path, capsys):
+    """The newest checkpoint's were written, though `best.safetensors` lay beside it."""
+    run, output = tmp_path / "run", tmp_path / "out.safetensors"
+    folder = CheckpointFolder(run / "checkpoints")
+    saver = Saver(folder, LocalWorld(torch.device("cpu")), keep_last=1, keep_best=0, sign=1)
+    average = {"n_averaged": torch.tensor(4), "module.weight": torch.full((2,), 3.0)}
+    saver.save({"model": {"weight": torch.ones(2)}, "average": average}, Manifest(4, None, {}, ()))
+    assert saver.finish()
+
+    def exported(*options: str) -> tuple[list[float], str]:
+        assert main(["export", str(run), "--output", str(output), *options]) == 0
+        return load_file(output)["weight"].tolist(), capsys.readouterr().out
+
+    last = (
+        [3, 3],
+        f"weights: last, of step 4, written to {output}\n",
+    )  # the average, as an evaluation takes it
+    assert exported() == last
+    save_tensors({"weight": torch.full((2,), 2.0)}, run / "best.safetensors")
+    assert exported() == exported("--weights", "best") == ([2, 2], f"weights: best, written to {output}\n")
+    assert exported("--weights", "last") == last

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +18,9 @@ from lanewise.config.check import read_section
 from lanewise.config.class_path import add_search_path, is_of_script, refuse_in_import
 from lanewise.config.classes import build, check_classes
 from lanewise.config.load import Override
-from lanewise.errors import ConfigError, LaunchError
-from lanewise.processes.world.environment import Environment
+from lanewise.errors import ConfigError, LaunchError, raised_at_call
 from lanewise.runs.dir import RunDir
+from lanewise.runs.report.weights import find_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,33 +74,19 @@ class TrainResult:
         """The weights of the best model; None where there is none."""
         return None if self.best_step is None else RunDir(self.run_dir).best_model
 
-    def model(self) -> "nn.Module":
-        """Return a new model with the trained weights, on the CPU and in evaluation mode."""
-        from lanewise.runs.checkpoint.model_file import load_model
-
-        model = self.task.build_model()
-        load_model(model, self.model_file)
-        return model.eval()
+    def model(self, weights: str | None = None) -> "nn.Module":
+        """Return a new model with the trained weights, on the CPU and in evaluation mode; see `load`."""
+        return load_weights(self.task.build_model(), *find_weights(self.run_dir, weights)).eval()
 
 
-def train(  # noqa: PLR0913 - the sections of the configuration
+@raised_at_call
+def train(
     task: "Task",
     *,
-    batch: Section,
-    train: Section,
-    optimizer: Section,
-    scheduler: Section | str | None = None,
-    precision: str = "float32",
-    memory: Section | None = None,
-    compile: Section | str | None = None,  # noqa: A002 - as the section is called
-    data: Section | None = None,
-    log: Section | None = None,
-    evaluate: Section | None = None,
-    checkpoint: Section | None = None,
-    distributed: Section | None = None,
     callbacks: "Sequence[Callback]" = (),
     resume: bool = False,
     overwrite: bool = False,
+    **sections: Unpack[Sections],
 ) -> TrainResult:
     """Train a task; the other arguments are the sections of a configuration file, as mappings.
 
@@ -122,7 +107,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         log: how often metrics are written.
         evaluate: when to evaluate.
         checkpoint: how often to save, and how many checkpoints to keep.
-        distributed: which devices to use; `devices` unset: all GPUs, or one process on a CPU.
+        distributed: which devices to use; `devices` unset: one, as on the command line.
         callbacks: observe the run on rank 0, in its process.
         resume: whether to go on from the newest good checkpoint in run_dir, if there is one.
         overwrite: whether to remove the run that is in run_dir, if there is one, and begin anew.
@@ -136,22 +121,7 @@ def train(  # noqa: PLR0913 - the sections of the configuration
         PreemptedError: a signal stopped the run, which saved a checkpoint first.
     """
     refuse_in_import("lanewise.train")
-    config = config_of(
-        task,
-        batch=batch,
-        train=train,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        precision=precision,
-        memory=memory,
-        compile=compile,
-        data=data,
-        log=log,
-        evaluate=evaluate,
-        checkpoint=checkpoint,
-        distributed=distributed,
-    )
-    config = _on_all_devices(config)
+    config = config_of(task, **sections)
     if overwrite and resume:
         raise ConfigError(
             "overwrite begins anew, and resume goes on: got True for both. Leave one of them out."
@@ -168,10 +138,11 @@ def config_of(task: "Task", **sections: Unpack[Sections]) -> RunConfig:
         ConfigError: lists every mistake in the sections.
     """
     class_config, search_path = _describe_task(task)
-    given = {"task": class_config, **sections, "search_path": search_path}
+    given = {"task": class_config, "search_path": search_path, **sections}
     return read_section(RunConfig, {name: section for name, section in given.items() if section is not None})
 
 
+@raised_at_call
 def evaluate(
     run_or_model: str | Path,
     *,
@@ -183,10 +154,9 @@ def evaluate(
     """Evaluate a trained model on the eval datasets of its task.
 
     Args:
-        run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
-            a .safetensors file in one; or, with `weights`, a configuration file.
+        run_or_model: a run directory; a .safetensors file in one; or, with `weights`, a configuration file.
         task: None: built again from the arguments that the run noted, if they are plain values.
-        weights: a .safetensors file that lies elsewhere, in place of the run's.
+        weights: `best` or `last` of the run, or a .safetensors file that lies elsewhere; see `load`.
         devices: processes, as in the configuration; None: one.
         trust: whether code that lies in the run directory may run.
 
@@ -198,11 +168,10 @@ def evaluate(
         ConfigError: if code that came with the run would run, and `trust` is not set.
         LanewiseError: what the first failing process raised; a LaunchError where that is no error of ours.
     """
-    found = _run_model(run_or_model, devices, task=task, weights=weights, trust=trust)
-    values: dict[str, float] = found["values"]
-    return values
+    return dict(_run_model(run_or_model, devices, task=task, weights=weights, trust=trust)["values"])
 
 
+@raised_at_call
 def predict(
     run_or_model: str | Path,
     dataset: str | None = None,
@@ -215,11 +184,10 @@ def predict(
     """Compute the outputs of a trained model on one of the eval datasets of its task.
 
     Args:
-        run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
-            a .safetensors file in one.
+        run_or_model: a run directory, or a .safetensors file in one.
         dataset: name of the eval dataset; None: the only one that there is.
         task: None: built again from the arguments that the run noted, if they are plain values.
-        weights: a .safetensors file that lies elsewhere, in place of the run's.
+        weights: `best` or `last` of the run, or a .safetensors file that lies elsewhere; see `load`.
         devices: processes, as in the configuration; None: one.
         trust: whether code that lies in the run directory may run.
 
@@ -237,42 +205,51 @@ def predict(
     return outputs
 
 
+@raised_at_call
 def load(
-    run_or_model: str | Path, *, init_args: Mapping[str, Any] | None = None, trust: bool = False
+    run_or_model: str | Path,
+    *,
+    init_args: Mapping[str, Any] | None = None,
+    weights: str | Path | None = None,
+    trust: bool = False,
 ) -> "tuple[Task, nn.Module]":
     """Build the task of a run again, and its model with the trained weights, on the CPU for evaluation.
 
     Args:
-        run_or_model: a run directory, for its trained model (the moving average with `train.ema_decay`); or
-            a .safetensors file in one.
+        run_or_model: a run directory, or a .safetensors file in one.
         init_args: arguments of the task that take the place of the run's.
+        weights: `best`, or `last`: those with which the run ended, with `train.ema_decay` their moving
+            average; or a .safetensors file that lies elsewhere. None: the best, where the run keeps them by
+            `evaluate.best`, else the last; a line says which.
         trust: whether code that lies in the run directory may run.
 
     Raises:
         CheckpointError: if there is no such model.
         ConfigError: if the task cannot be built, or code that came with the run would run.
     """
-    from lanewise.runs.checkpoint.model_file import load_model
-
     given = {} if init_args is None else init_args
     overrides = [Override(f"task.init_args.{name}", json.dumps(value)) for name, value in given.items()]
-    job = evaluate_job(Path(run_or_model), overrides, trust=trust)
+    job = evaluate_job(Path(run_or_model), overrides, trust=trust, weights=weights)
     add_search_path(job.config.search_path)
     check_classes(job.config, untrusted=job.untrusted)
     task: Task = build("task", job.config.task)
-    model = task.build_model()
-    load_model(model, job.model_file)
-    return task, model.eval()
+    return task, load_weights(task.build_model(), job.model_file, job.text).eval()
+
+
+def load_weights(model: "nn.Module", file: Path, text: str) -> "nn.Module":
+    """Copy weights into a model, and return it; show a line that says which they are."""
+    from lanewise.runs.checkpoint.model_file import load_model
+
+    print(text, file=sys.stderr)  # noqa: T201 - there is no log
+    load_model(model, file)
+    return model
 
 
 def _run_model(run_or_model: str | Path, devices: int | Sequence[int | str] | None, **given: Any) -> Any:
     """Run what `evaluate_job` makes of these arguments."""
     refuse_in_import(f"lanewise.{'predict' if 'predicts' in given else 'evaluate'}")
-    overrides = []
-    if devices is not None:
-        value = str(devices) if isinstance(devices, int) else f"[{', '.join(map(str, devices))}]"
-        overrides = [Override("distributed.devices", value)]
-    job = evaluate_job(Path(run_or_model), overrides, **given)
+    chosen = None if devices is None else Override("distributed.devices", json.dumps(devices, default=list))
+    job = evaluate_job(Path(run_or_model), list(filter(None, [chosen])), **given)
     if job.task is None and is_of_script(job.config.task):  # which a worker must not import
         check_classes(job.config, untrusted=job.untrusted)
         job = replace(job, task=build("task", job.config.task))
@@ -284,22 +261,7 @@ def _start(job: Job) -> Any:
     try:
         return start(job, is_fresh=True)
     except LaunchError as error:
-        if error.cause is None:
-            raise
-        raise error.cause from error
-
-
-def _on_all_devices(config: RunConfig) -> RunConfig:
-    """Use every accelerator of this machine, unless the user or a launcher says otherwise."""
-    distributed = config.distributed
-    is_said = distributed.devices is not None or distributed.launcher != "local"
-    if is_said or Environment.from_env(os.environ) is not None:
-        return config
-    from lanewise.processes.device.choice import count_accelerators
-
-    num_accelerators = count_accelerators(distributed.device_type)
-    devices = max(1, min(num_accelerators, config.batch.num_lanes))
-    return replace(config, distributed=replace(distributed, devices=devices))
+        raise error.cause or error from None
 
 
 def _describe_task(task: "Task") -> tuple[dict[str, Any], str | None]:

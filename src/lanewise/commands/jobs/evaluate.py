@@ -1,5 +1,6 @@
 """Evaluating a trained model, and predicting with it."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from lanewise.errors import CheckpointError, ConfigError
 from lanewise.runs.dir import RunDir
 from lanewise.runs.report.lines import JsonLinesReader, count_of
 from lanewise.runs.report.status import read_status
+from lanewise.runs.report.weights import find_weights, written_at
 
 if TYPE_CHECKING:
     from lanewise.processes.world.world import World
     from lanewise.task import Task
+
+logger = logging.getLogger(__name__)
 
 
 @final
@@ -33,6 +37,8 @@ class EvaluateJob(Job):
     """
 
     model_file: Path
+    text: str
+    """A line that says which weights these are."""
     progress: tuple[int, int, int | None] | None = None
     """How many steps its weights were trained, the epoch of the last one, and how many steps the run has."""
     trains: ClassVar[bool] = False
@@ -53,6 +59,7 @@ class EvaluateJob(Job):
         from lanewise.runs.checkpoint.model_file import load_model
 
         config = self.config
+        logger.info("%s", self.text)
         task = self.task or build_task(config)
         model = transform(build_model(task, config.train.seed), config, world.device)
         if config.distributed.equality == "exact":
@@ -66,11 +73,8 @@ class EvaluateJob(Job):
                 f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on. Give the "
                 "task this method, which returns datasets by name."
             )
-        if self.progress is None:
-            PROGRESS.set(None)  # of a run before
-        else:
-            number, epoch, num_steps = self.progress
-            PROGRESS.set((number, epoch, RunLength(num_steps)))
+        progress = self.progress and (*self.progress[:2], RunLength(self.progress[2]))
+        PROGRESS.set(progress)  # also None, since there may be that of a run before
         if self.predicts:
             name = self.dataset or evaluator.only_set
             return {"dataset": name, "outputs": evaluator.predict(name)}
@@ -98,13 +102,13 @@ def evaluate_job(
     that others can write. The search_path of a run that was trained here is none of that.
 
     Args:
-        run_or_model: a run directory, for its trained model, of which training evaluates the moving average
-            if there is one; a file of weights in one, such as its `best.safetensors`; or, with `weights`, a
-            configuration file.
+        run_or_model: a run directory; a file of weights in one, such as its `best.safetensors`; or, with a
+            file for `weights`, a configuration file.
         overrides: of the configuration; without one of the devices, one process evaluates.
         task: the user's task, where it was given as an object; None: built from the configuration.
         trust: whether code that came with the run may run.
-        weights: a file of weights that lies elsewhere, in place of the run's.
+        weights: `best` or `last` of the run, as `find_weights` takes it; or a file that lies elsewhere, in
+            place of the run's.
         predicts: as in `EvaluateJob`.
         dataset: as in `EvaluateJob`.
 
@@ -116,7 +120,9 @@ def evaluate_job(
     is_file = run_or_model.suffix == ".safetensors"
     run_dir = RunDir(run_or_model.parent if is_file else run_or_model)
     is_config = run_or_model.suffix in READERS and run_or_model.is_file()
-    if is_config and weights is None:
+    which = str(weights or "")
+    names_file = which not in ("", "best", "last")
+    if is_config and not names_file:
         raise ConfigError(
             f"{run_or_model} is a configuration, which has no weights. Give some by --weights FILE, or name "
             "a run_dir."
@@ -128,8 +134,10 @@ def evaluate_job(
     replaced |= {"hosts": "[]", "hostfile": "null", "nodes": "null"}
     of_training = [Override(f"distributed.{key}", value) for key, value in replaced.items()]
     config = load_config(str(config_file), [*of_training, *overrides])
-    trained = run_dir.model if config.train.ema_decay is None else run_dir.averaged_model
-    model_file = Path(weights or (run_or_model if is_file else trained))
+    model_file = Path(which or run_or_model)
+    text = f"weights: {model_file}"
+    if not names_file and (which or not is_file):
+        model_file, text = find_weights(run_dir.path, which, averages=config.train.ema_decay is not None)
     _require(model_file, run_or_model)
     if task is None:
         if found := _find_object(config.task.init_args):
@@ -146,6 +154,7 @@ def evaluate_job(
         task,
         untrusted=untrusted,
         model_file=model_file,
+        text=text,
         progress=_progress_of(run_dir, model_file),
         predicts=predicts,
         dataset=dataset,
@@ -154,23 +163,21 @@ def evaluate_job(
 
 def _progress_of(run_dir: RunDir, model_file: Path) -> tuple[int, int, int | None] | None:
     """Return where in its run a model of a run directory was written; None for another file."""
-    status = read_status(run_dir.path)
-    number = status.step if model_file in (run_dir.model, run_dir.averaged_model) else None
-    if model_file == run_dir.best_model and status.best is not None:
-        number = status.best[1]
+    number, _ = written_at(run_dir).get(model_file, (None, ""))
     if number is None:
         return None
     lines = JsonLinesReader(run_dir.metrics)
-    trained = (line for line in lines if (count_of(line.get("step")) or 0) <= number)
-    epochs = [count_of(line.get("epoch")) or 1 for line in trained]
-    return number, max(epochs, default=1) - 1, status.last_step
+    epochs = [
+        count_of(line.get("epoch")) or 1 for line in lines if (count_of(line.get("step")) or 0) <= number
+    ]
+    return number, max(epochs, default=1) - 1, read_status(run_dir.path).last_step
 
 
 def _require(file: Path, run_or_model: Path) -> None:
     if not os.path.exists(file):  # noqa: PTH110 - Path raises where a name is too long
         raise CheckpointError(
             f"{run_or_model} is no finished run: there is no {file}. "
-            "Name a run_dir or a .safetensors file in one, or give --weights."
+            "Name a run_dir or a .safetensors file in one, or give --weights best, last or FILE."
         )
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from lanewise.config import InitFromConfig
 from lanewise.errors import CheckpointError
 from lanewise.runs.checkpoint.model_file import grow_buffers, grown_buffers, read_model
-from lanewise.runs.dir import RunDir
 from lanewise.runs.file import open_regular, reading
+from lanewise.runs.report.weights import find_weights
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +74,11 @@ def init_model(model: nn.Module, config: InitFromConfig | str, rank: int) -> Non
 
 def _find(path: Path) -> Path:
     """Return the file of weights that a path names; of a run the one that `evaluate` takes."""
-    run_dir = RunDir(path)
-    files = [run_dir.averaged_model, run_dir.model] if path.is_dir() else [path]
-    for file in files:
-        if file.exists():
-            return file
+    file = find_weights(path)[0] if path.is_dir() else path
+    if file.exists():
+        return file
     raise CheckpointError(
-        f"train.init_from: there is no {files[-1]}. Name the folder of a run that has ended, or a file of "
+        f"train.init_from: there is no {file}. Name the folder of a run that has ended, or a file of "
         "weights, such as RUN_DIR/best.safetensors."
     )
 

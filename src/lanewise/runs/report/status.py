@@ -83,12 +83,17 @@ def find_runs(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
                     yield from find_runs(child, depth - 1)
 
 
-def read_status(folder: Path) -> RunStatus:
-    """Read how a run stands."""
+def read_status(folder: Path, last_bytes: int | None = _TAIL_BYTES) -> RunStatus:
+    """Read how a run stands.
+
+    Args:
+        folder: of the run.
+        last_bytes: how much of the end of its metrics is read; None: all, so that the best is sure.
+    """
     run_dir, problems = RunDir(folder), list[str]()
     record = JsonLinesReader(run_dir.record)
     events = [event for event in record if event.get("event") in ("start", "end")]
-    metrics = JsonLinesReader(run_dir.metrics, _TAIL_BYTES)
+    metrics = JsonLinesReader(run_dir.metrics, last_bytes)
     lines = [line for line in metrics if count_of(line.get("step")) is not None]
     problems = [*record.problems, *metrics.problems]
     starts = [event for event in events if event["event"] == "start"]

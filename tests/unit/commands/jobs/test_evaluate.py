@@ -71,6 +71,20 @@ def test_the_weights_are_those_that_training_evaluated(project):
     assert evaluate_job(run_dir / "model.safetensors").model_file == run_dir / "model.safetensors"
 
 
+def test_the_best_weights_are_taken_where_the_run_keeps_them(project):
+    """By `evaluate`, `predict` and `load`, which took the last ones."""
+    run_dir = write_run(project, "tests.distributed.tasks.Smooth", None)
+    (run_dir / "best.safetensors").touch()
+    last = evaluate_job(run_dir, weights="last")
+    assert (last.model_file, last.text) == (run_dir / "model.safetensors", "weights: last")
+    for weights in (None, "best"):
+        assert evaluate_job(run_dir, weights=weights).model_file == run_dir / "best.safetensors"
+    named = evaluate_job(run_dir, weights=run_dir / "model.safetensors")
+    assert named.text == f"weights: {run_dir / 'model.safetensors'}"
+    with pytest.raises(ConfigError, match="is a configuration, which has no weights"):
+        evaluate_job(run_dir / "config.yaml", weights="best")
+
+
 def test_a_name_that_no_file_can_have_is_no_run(tmp_path):
     for name in ("n" * 300, "a\0b"):
         with pytest.raises(CheckpointError, match="is no finished run"):

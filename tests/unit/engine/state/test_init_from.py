@@ -66,6 +66,14 @@ def test_a_run_gives_its_average_where_it_has_one(tmp_path):
     assert equal(filled(Classifier(), tmp_path / "model.safetensors"), named(source))
 
 
+def test_a_run_gives_its_best_weights_where_it_keeps_them(tmp_path):
+    """As `lanewise evaluate RUN` takes them."""
+    last, best = Classifier(), Classifier()
+    save_model(last, tmp_path / "model.safetensors")
+    save_model(best, tmp_path / "best.safetensors")
+    assert equal(filled(Classifier(), tmp_path), named(best))
+
+
 def test_a_run_that_has_not_ended_names_what_it_lacks(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"there is no .*/model\.safetensors\. .* such as .*/best\.safetensors"
