@@ -329,7 +329,7 @@ def test_a_run_dir_that_is_removed_ends_the_run(cluster, tmp_path):
     ended = over_ssh(cluster, config, act=lambda *_: shutil.rmtree(tmp_path / "run"))
     (terminal,) = ended.terminals
     assert terminal.code == 1
-    assert "jsonl cannot be written: it was removed while the run wrote it." in terminal.first_error
+    assert "jsonl cannot be written: it was moved or removed during the run." in terminal.first_error
 
 
 @pytest.mark.slow

@@ -88,8 +88,7 @@ class JsonLines:
         try:
             with writing(self._path):
                 self._file = self._file or open_log(self._path)
-                if os.fstat(self._file.fileno()).st_nlink == 0:  # the line would be lost
-                    raise OSError(errno.ENOENT, "it was removed while the run wrote it")
+                require_same(os.fstat(self._file.fileno()).st_ino, self._path)  # else the line would be lost
                 self._file.write(json.dumps(columns) + "\n")
         except StorageError:
             with suppress(StorageError):  # it would try again to write what is left
@@ -101,6 +100,18 @@ class JsonLines:
         if self._file is not None:
             with writing(self._path):
                 self._file.close()
+
+
+def require_same(inode: int, path: Path) -> None:
+    """Raise OSError if the file or folder of an inode is no longer at its path: there may be another run's."""
+    with suppress(FileNotFoundError):
+        if path.stat().st_ino == inode:
+            return
+    raise OSError(
+        errno.ENOENT,
+        "it was moved or removed during the run. Move it back, or set train.run_dir to its new place, and go on",
+        str(path),
+    )
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -31,8 +31,21 @@ def test_lines_that_would_be_lost_with_their_file_are_an_error(tmp_path):
     lines = JsonLines(tmp_path / "run" / "metrics.jsonl")
     lines.write({"step": 1})
     shutil.rmtree(tmp_path / "run")
-    with pytest.raises(StorageError, match=r"metrics\.jsonl cannot be written: it was removed while"):
+    with pytest.raises(StorageError, match=r"metrics\.jsonl cannot be written: it was moved or removed"):
         lines.write({"step": 2})
+
+
+def test_lines_that_would_go_on_in_a_moved_folder_are_an_error(tmp_path):
+    """Another run may have taken its name, and the rest of this one would be written there."""
+    (tmp_path / "run").mkdir()
+    lines = JsonLines(tmp_path / "run" / "metrics.jsonl")
+    lines.write({"step": 1})
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("of another run\n")
+    with pytest.raises(StorageError, match=r"metrics\.jsonl cannot be written: it was moved or removed"):
+        lines.write({"step": 2})
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == "of another run\n"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from lanewise.processes.world.world import World
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import FileEntry, Manifest, sync_folder, write_json
 from lanewise.runs.checkpoint.part import Staging, part_name, share_out
-from lanewise.runs.file import read_json, reading, reason
+from lanewise.runs.file import read_json, reading, reason, require_same, writing
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,9 @@ class Saver:
         self, folder: CheckpointFolder, world: World, *, keep_last: int, keep_best: int, sign: int
     ) -> None:
         self._folder = folder
+        with writing(folder.path):
+            folder.path.parent.mkdir(parents=True, exist_ok=True)
+            self._inode = folder.path.parent.stat().st_ino
         self._world = world
         self._keep = {"keep_last": keep_last, "keep_best": keep_best, "sign": sign}
         self._staging = Staging()
@@ -121,6 +124,7 @@ class Saver:
         key = f"checkpoint/{self._token}/{self._number}"  # of this saver alone, as a world may have several
         error: BaseException | None = None
         try:
+            require_same(self._inode, self._folder.path.parent)
             temporary.mkdir(parents=True, exist_ok=True)
             told = asdict(self._staging.write(temporary / part_name(self._world.rank)))
             told["shared"] = self._shared

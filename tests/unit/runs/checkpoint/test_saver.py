@@ -209,6 +209,20 @@ def test_a_failure_is_there_without_waiting_for_it(tmp_path, monkeypatch):
     assert target.failure is None
 
 
+def test_a_save_makes_no_folder_in_the_place_of_a_run_that_was_moved(tmp_path):
+    """The lock has moved with the run, so what is there now may be another's, whose checkpoint has this name."""
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    target = make_saver(run / "checkpoints")
+    save(target, OLD)
+    run.rename(moved)
+    save(make_saver(run / "checkpoints"), LAST)
+    target.save(state_of(NEW), Manifest(NEW, None, {}, ()))
+    with pytest.raises(StorageError, match=rf"of step {NEW} could not be written: it was moved or removed"):
+        target.finish()
+    assert find(run / "checkpoints") == LAST
+    assert find(moved / "checkpoints") == OLD
+
+
 def test_the_next_save_reports_a_failure(tmp_path, monkeypatch):
     target = make_saver(tmp_path)
     with monkeypatch.context() as patch:
