@@ -116,7 +116,7 @@ class Command(ABC):
             for pid in self.pids():
                 with suppress(OSError):
                     title = Path(f"/proc/{pid}/cmdline").read_text()
-                    if title.startswith(f"lanewise: rank {rank} of ") and ", loader " not in title:
+                    if title.startswith(f"lanewise: rank {rank} of "):
                         return pid
             return None
 

@@ -33,7 +33,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, final
 
-from lanewise.processes.die_with_parent import die_with_parent, end_session
+from lanewise.processes.die_with_parent import die_with_parent, end_session, find_command_line
 
 RUN, IMPORT, END = b"run", b"import", b"end"
 NUMBER = struct.Struct("!i")
@@ -205,6 +205,7 @@ class _Server:
 def _exit_code_of(program: Program) -> int:
     """Run a program, and say with which code python would end."""
     try:
+        find_command_line()
         os.environ.clear()
         os.environ.update(program.variables)
         os.chdir(program.cwd)

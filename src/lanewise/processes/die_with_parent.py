@@ -12,11 +12,6 @@ from setproctitle import getproctitle, setproctitle
 
 _PR_SET_PDEATHSIG = 1
 
-# setproctitle looks for the command line when it is called first: before the environment beside it changes.
-os.environ["SPT_NOENV"] = "1"
-getproctitle()
-del os.environ["SPT_NOENV"]
-
 
 def die_with_parent(parent_pid: int | None = None) -> None:
     """Have the kernel kill this process when its parent ends (Linux; elsewhere nothing happens).
@@ -55,15 +50,28 @@ def end_session(leader_pid: int) -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
+def find_command_line() -> str:
+    """Return the title of this process, which is its command line before it is named.
+
+    The first call finds where that is, which must be before what is beside it, the environment, is cleared. It
+    costs the last character, so only a process that will be named calls it.
+    """
+    os.environ["SPT_NOENV"] = "1"
+    title = getproctitle()
+    del os.environ["SPT_NOENV"]
+    return title
+
+
 def name_process(title: str) -> None:
     """Show a title instead of the command line of this process, in `ps`, py-spy and htop.
 
     It takes the room of the command line, so the end of a long title may be missing: with more room the
     environment in /proc would be lost.
     """
+    find_command_line()
     setproctitle(title.encode(errors="replace").decode())
 
 
 def name_child(what: str) -> None:
     """Add to the title of this process, which it has from the one that forked it, what it is."""
-    name_process(f"{getproctitle()}, {what}")
+    name_process(f"{what} of {find_command_line()}")

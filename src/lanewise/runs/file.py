@@ -14,6 +14,9 @@ from typing import Any, TextIO, final
 from lanewise.errors import CheckpointError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_MOVED = (
+    "it was moved or removed during the run. Move it back, or set train.run_dir to its new place, and go on"
+)
 _scan = json.JSONDecoder().raw_decode
 
 
@@ -107,11 +110,7 @@ def require_same(inode: int, path: Path) -> None:
     with suppress(FileNotFoundError):
         if path.stat().st_ino == inode:
             return
-    raise OSError(
-        errno.ENOENT,
-        "it was moved or removed during the run. Move it back, or set train.run_dir to its new place, and go on",
-        str(path),
-    )
+    raise OSError(errno.ENOENT, _MOVED, str(path))
 
 
 def replace_text(path: Path, text: str) -> None:

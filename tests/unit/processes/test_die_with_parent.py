@@ -1,5 +1,6 @@
 """A process ends with its parent, however either of them started."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -143,10 +144,12 @@ def test_a_process_ends_the_others_of_the_session_that_it_leads(leads):
 
 
 NAMING = """
+import ast
 import os
 from pathlib import Path
-from lanewise.processes.die_with_parent import name_child, name_process
+from lanewise.processes.die_with_parent import find_command_line, name_child, name_process
 environment = Path('/proc/self/environ').read_bytes()
+find_command_line()
 os.environ.clear()  # as in a fork of the server
 name_process('lanewise: rank 1 of 2, runs/\\udcff')
 print(Path('/proc/self/cmdline').read_text().rstrip(chr(0)), flush=True)
@@ -165,7 +168,7 @@ def test_a_process_and_its_child_are_shown_under_their_titles():
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         "lanewise: rank 1 of 2, runs/?",
-        "lanewise: rank 1 of 2, runs/?, loader 0",
+        "loader 0 of lanewise: rank 1 of 2, runs/?",
     ]
 
 
@@ -173,3 +176,10 @@ def test_a_title_takes_no_more_than_the_room_of_the_command_line():
     script = "from lanewise.processes.die_with_parent import name_process; name_process('x' * 10**5)"
     done = run(f"{script}; print(len(open('/proc/self/cmdline').read()))", None)
     assert 20 < int(done.stdout) < 1000
+
+
+def test_a_process_that_is_not_named_shows_its_whole_command_line():
+    """It lost the last character, and what was between the arguments: `--devices 12` was `--devices 1`."""
+    script = "import lanewise.processes.die_with_parent; print(repr(open('/proc/self/cmdline').read()))"
+    done = run(script, None)
+    assert ast.literal_eval(done.stdout).split("\0")[-2] == script

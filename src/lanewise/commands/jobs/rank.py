@@ -98,8 +98,9 @@ def run_in_world(job: Job, environment: Environment, folder: Path, watch: "Watch
     from lanewise.runs.loggers import RankLog
 
     distributed = job.config.distributed
-    place = f"rank {environment.rank} of {environment.world_size}"
-    name_process(f"lanewise: {place}, {job.config.train.run_dir}")
+    if environment.world_size > 1:  # else the user finds it by the command line
+        place = f"rank {environment.rank} of {environment.world_size}"
+        name_process(f"lanewise: {place}, {job.config.train.run_dir}")
     log = RankLog(job.log_file(environment.rank), environment.rank)
     set_determinism(distributed.equality, distributed.threads, trains=job.trains)
     devices = choose_devices(distributed.device_type, environment.local_world_size, distributed.device_names)

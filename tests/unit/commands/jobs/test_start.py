@@ -29,7 +29,10 @@ def watches() -> list[threading.Thread]:
 
 
 def test_a_process_is_watched_no_longer_than_its_job_runs(monkeypatch):
-    """A watch that stayed would end the process five minutes later, whatever it did then."""
+    """A watch that stayed would end the process five minutes later, whatever it did then.
+
+    A run of one process keeps the command line by which its user finds it.
+    """
     for name in ("set_malloc", "set_determinism"):
         monkeypatch.setattr(
             f"lanewise.processes.device.{'allocator' if 'malloc' in name else 'determinism'}.{name}",
@@ -39,7 +42,7 @@ def test_a_process_is_watched_no_longer_than_its_job_runs(monkeypatch):
         "lanewise.runs.loggers.RankLog", lambda *_: type("Log", (), {"share_warnings": lambda *_: None})()
     )
     monkeypatch.setattr(module, "pin_environment", lambda *_: None)
-    monkeypatch.setattr("lanewise.commands.jobs.rank.name_process", lambda *_: None)
+    monkeypatch.setattr("lanewise.commands.jobs.rank.name_process", pytest.fail)
     config = dataclasses.replace(configure(Smooth), distributed=DistributedConfig(device_type="cpu"))
     assert start(Failing(config), is_fresh=False) == "done"
     assert watches() == []
