@@ -303,13 +303,27 @@ def mistakes_of(error: LanewiseError) -> Sequence[str]:
     return [*error.mistakes[:_MAX_MISTAKES], f"There are {num_more:,} more mistakes. Correct these first."]
 
 
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+_KEPT = "\n\t\xa0\u200c\u200d\u3000"
+"""What shows no character, but is part of texts in some languages."""
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Write what a terminal would obey, such as an escape or a new line, or not show, as what it is."""
+    return "".join(
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def plain_lines(text: str) -> str:
+    """Return what another process says, without colours; none of its lines looks like an error of ours."""
+    return printable(_COLOURS.sub("", text), _KEPT).replace("\nerror:", "\n  error:")
+
+
 def _one_line(text: str) -> str:
     """Write text, which may quote names and values of the user, on one line of a terminal."""
-    if not text.isprintable():
-        text = "".join(
-            character if character.isprintable() else character.encode("unicode_escape").decode()
-            for character in text
-        )
+    text = printable(text)
     half = _MAX_LENGTH // 2
     return text if len(text) <= _MAX_LENGTH else f"{text[:half]} ... {text[-half:]}"
 

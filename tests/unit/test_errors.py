@@ -27,6 +27,7 @@ from lanewise.errors import (
     describe,
     mistakes_of,
     noting,
+    plain_lines,
     raised_at_call,
     traceback_of,
     wrapped,
@@ -94,6 +95,13 @@ def test_a_mistake_is_one_short_line_whatever_it_quotes():
     assert mistake.startswith(r"a\n\x1b[2J\u2028 kkk")
     assert mistake.endswith("kkk is wrong. Remove it.")
     assert len(mistake) < 700
+
+
+def test_what_another_process_says_is_shown_without_what_a_terminal_obeys():
+    """Colours are left out, so that no letters of them stay; what texts of some languages need is kept."""
+    said = "\x1b[1;31mred\x1b[0m\tb\u3000c\u200dd\x1b[2J\x07\r\u202e\x9b\nerror: x"
+    assert plain_lines(said) == "red\tb\u3000c\u200dd\\x1b[2J\\x07\\r\\u202e\\x9b\n  error: x"
+    assert plain_lines(plain_lines(said)) == plain_lines(said)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
         print(version("lanewise"))
         return 0
-    from lanewise.errors import LanewiseError, PreemptedError, mistakes_of, wrapped
+    from lanewise.errors import LanewiseError, PreemptedError, mistakes_of, plain_lines, wrapped
 
     try:
         from lanewise.cli.arguments import read_arguments
@@ -129,7 +129,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
             fail_in_prepared_world(error)
         for mistake in mistakes_of(error):
-            print(wrapped(f"error: {mistake}", sys.stderr), file=sys.stderr)
+            print(wrapped(plain_lines(f"error: {mistake}"), sys.stderr), file=sys.stderr)
         if not rest and COMMANDS.get(name, ("",))[0][:1] not in {"", "["}:  # it needs something
             from lanewise.cli.help import write_usage
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lanewise.cli.arguments import Argument, read_path
-from lanewise.errors import wrapped
+from lanewise.errors import plain_lines, wrapped
 from lanewise.runs.file import writing
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def show_result(result: Result, heading: str, file: Path | None) -> None:
     print_table(result.table())
     print()
     for line in result.lines():
-        print(wrapped(line, sys.stdout))
+        print(wrapped(plain_lines(line), sys.stdout))
     if file is not None:
         write_json(file, result.to_json())
 

@@ -321,7 +321,8 @@ class _Outputs:
     def _forward(self, rank: int, number: int, read: int) -> None:
         with os.fdopen(read, "rb") as lines:
             while line := lines.readline(_BUFFER_BYTES):
-                self._send("out", rank, number, line.decode(errors="replace").rstrip("\n"))
+                text = line.decode(errors="replace").rstrip("\r\n")
+                self._send("out", rank, number, text.rpartition("\r")[2])  # what a terminal would show
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ def end_session(leader_pid: int) -> None:
 def find_command_line() -> str:
     """Return the title of this process, which is its command line before it is named.
 
-    The first call finds where that is, which must be before what is beside it, the environment, is cleared. It
-    costs the last character, so only a process that will be named calls it.
+    The first call finds where that is, which must be before the environment, which is beside it, is cleared.
+    That costs the last character, so only a process that will be named calls it.
     """
     os.environ["SPT_NOENV"] = "1"
     title = getproctitle()

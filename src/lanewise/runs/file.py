@@ -106,7 +106,7 @@ class JsonLines:
 
 
 def require_same(inode: int, path: Path) -> None:
-    """Raise OSError if the file or folder of an inode is no longer at its path: there may be another run's."""
+    """Raise OSError if a file or folder is no longer at its path, which may be another run's by now."""
     with suppress(FileNotFoundError):
         if path.stat().st_ino == inode:
             return

@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import threading
-import time
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from lanewise.errors import ConfigError, PreemptedError, text_of
-from lanewise.processes.watch.heartbeat import heartbeat
+from lanewise.processes.watch.heartbeat import OWN_CODE, heartbeat
 from lanewise.runs.callback import LineCallback, RunStart
 from lanewise.runs.dir import RunDir
 from lanewise.runs.media import Media
@@ -25,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 _SECONDS_AT_END = 60.0
 """How long the end of a run waits for what was not sent yet."""
-_SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @dataclass(frozen=True)
@@ -114,10 +112,10 @@ class Tracker(LineCallback, ABC):
             "finished" if error is None else "preempted" if isinstance(error, PreemptedError) else "error"
         )
         self._more.set()
-        deadline = time.monotonic() + _SECONDS_AT_END
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            heartbeat.num_pieces += 1  # this ends by itself, so it is no stall
-            self._thread.join(_SECONDS_BETWEEN_LOOKS)
+        # What ends by itself is no stall.
+        before, heartbeat.note = heartbeat.note, (OWN_CODE, heartbeat.step, None)
+        self._thread.join(_SECONDS_AT_END)
+        heartbeat.note = before
         if self._thread.is_alive():
             logger.warning(
                 "%s did not take everything in %.0f s. metrics.jsonl has it, and --resume sends it.",

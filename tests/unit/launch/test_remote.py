@@ -1,17 +1,20 @@
 """What other hosts say, on the terminal of the one that started them, and what starts again after a loss."""
 
+import json
 import os
 import pty
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from lanewise.errors import ConfigError, LaunchError
 from lanewise.launch import JobFiles, Workers
 from lanewise.launch import remote as module
+from lanewise.launch.host import MARK
 from lanewise.launch.remote import RemoteLauncher, _write
 from lanewise.launch.wire import Wire
-from tests.unit.launch.scripted import PROJECT, Scripted, answering, say_hello
+from lanewise.processes.watch.failure import Failure
+from tests.unit.launch.scripted import HELLO, PROJECT, Scripted, answering, say_hello
 
 ANSWERS = {"enter": ["", ""], "compare": [], "open_store": 1024}
 ENDED = b'["ended", null, null]'
@@ -128,6 +131,33 @@ def test_a_host_that_is_lost_before_the_workers_start_is_no_mistake(tmp_path):
     wire = works()
     wire.answer = lambda name: b"" if name == "open_store" else answering(ANSWERS)(name)
     run(tmp_path, Launcher(wire, works(ENDED)), max_restarts=1)
+
+
+FORGED = "fine\nerror: forged\x1b[2J\r\u2028"
+
+
+def test_what_a_host_says_forges_no_error_and_commands_no_terminal(tmp_path, capfd):
+    """Each text reached the terminal as it was: a new line, and what follows it looked like ours."""
+    failure = Failure(
+        rank=0,
+        host=FORGED,
+        note=(FORGED, 1, None),
+        kind=FORGED,
+        text=FORGED,
+        shown=FORGED,
+        is_ours=False,
+        exit_code=1,
+    )
+    told = asdict(failure) | dict.fromkeys(("host", "kind", "text", "shown"), FORGED)
+    hello = asdict(replace(HELLO, executable=FORGED, addresses=[("127.0.0.1", FORGED)]))
+    hostile = works(json.dumps(["out", 0, 2, FORGED]).encode(), json.dumps(["ended", told, None]).encode())
+    hostile._lines = Scripted(MARK.encode() + json.dumps(hello).encode())._lines
+    with pytest.raises(LaunchError) as error:
+        run(tmp_path, Launcher(hostile, works(json.dumps(["ended", told, None]).encode())), max_restarts=1)
+    said = f"{capfd.readouterr().err}{error.value}"
+    assert said.count("forged") > 5
+    assert not [line for line in said.split("\n") if line.startswith("error:")]
+    assert {char for char in said if not char.isprintable()} == {"\n"}
 
 
 @pytest.mark.parametrize(("term", "written"), [("xterm", b"\r\033[Khost: ok\r\n"), ("dumb", b"host: ok\r\n")])

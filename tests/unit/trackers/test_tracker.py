@@ -10,7 +10,7 @@ import pytest
 
 from lanewise.errors import ConfigError, PreemptedError
 from lanewise.processes.watch.channel import until
-from lanewise.processes.watch.heartbeat import heartbeat
+from lanewise.processes.watch.heartbeat import OWN_CODE, SAVE, heartbeat
 from lanewise.runs.callback import RunStart
 from lanewise.runs.media import Media
 from lanewise.trackers import CSV, WandB
@@ -143,15 +143,16 @@ def test_one_that_hangs_is_not_waited_for_for_ever(tmp_path, caplog, monkeypatch
 
 def test_waiting_for_one_that_hangs_is_no_stall(tmp_path, monkeypatch):
     """The watch ends a run that makes no progress; here that could be sooner than the wait ends."""
-    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LOOKS", 0.01)
-    before, seen = heartbeat.num_pieces, []
+    monkeypatch.setattr(heartbeat, "note", before := (SAVE, 3, None))
+    seen = []
 
     class Hanging(Kept):
         def send(self, line: Line) -> None:
-            seen.append(until(lambda: heartbeat.num_pieces > before + 2, 5.0))
+            seen.append(until(lambda: heartbeat.note[0] == OWN_CODE, 5.0))
 
     follow(Hanging(), tmp_path, 1)
     assert seen == [True]
+    assert heartbeat.note is before
 
 
 def test_a_package_that_is_missing_is_one_error(monkeypatch):

@@ -16,6 +16,7 @@ from lanewise.errors import (
     LostRankError,
     StorageError,
     describe,
+    plain_lines,
     text_of,
     traceback_of,
 )
@@ -62,7 +63,7 @@ class Failure:
 
     def __post_init__(self) -> None:
         for name in ("kind", "text", "shown"):
-            object.__setattr__(self, name, _cut(getattr(self, name)))
+            object.__setattr__(self, name, _cut(plain_lines(getattr(self, name))))
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> "Failure":

@@ -10,6 +10,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from lanewise.errors import plain_lines
+
 _BITS = 63
 """The most bits of a number: nothing that is told needs more, and other code fails with more."""
 
@@ -30,7 +32,7 @@ def as_type(value: Any, hint: Any) -> Any:
     """Return a value of JSON with the type of a hint: a dataclass of an object, bytes of text in base64.
 
     `Annotated[int, range(3)]` is a number that is in the range. A truth value is no number. Whatever is in a
-    mapping has its type.
+    mapping has its type. A text is as `plain_lines` has it.
 
     Raises:
         ValueError: it has another type.
@@ -59,7 +61,7 @@ def as_type(value: Any, hint: Any) -> Any:
         return base64.b64decode(value, validate=True)
     if not _is_plain(value, hint):
         raise ValueError(f"it is no {hint}")
-    return value
+    return plain_lines(value) if hint is str else value
 
 
 def _is_plain(value: Any, hint: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from lanewise.errors import printable
 from lanewise.runs.report.status import MOST_SECONDS, RunStatus
 
 _MOST_METRICS = 3
@@ -41,7 +42,7 @@ class Runs:
                 "" if run.loss is None else f"{run.loss:.4g}",
                 ", ".join(values),
             )
-            table.add_row(*(escape(_one_line(cell)) for cell in cells))
+            table.add_row(*(escape(printable(cell)) for cell in cells))
         return table
 
     def lines(self) -> Iterator[str]:
@@ -49,7 +50,7 @@ class Runs:
         for run in self.runs:
             facts = list(_facts(run))
             if facts:
-                yield _one_line(f"{self._name(run)}: {'; '.join(facts)}")
+                yield printable(f"{self._name(run)}: {'; '.join(facts)}")
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
@@ -89,8 +90,3 @@ def _facts(run: RunStatus) -> Iterator[str]:
         yield f"go on with: {run.next_command}"
     elif run.state in ("killed", "failed", "preempted"):
         yield "no checkpoint was saved to go on from"
-
-
-def _one_line(text: str) -> str:
-    """Show characters that a terminal would obey as what they are."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -210,7 +210,7 @@ def test_a_failure_is_there_without_waiting_for_it(tmp_path, monkeypatch):
 
 
 def test_a_save_makes_no_folder_in_the_place_of_a_run_that_was_moved(tmp_path):
-    """The lock has moved with the run, so what is there now may be another's, whose checkpoint has this name."""
+    """The lock has moved with the run, so what is there now may be another run's."""
     run, moved = tmp_path / "run", tmp_path / "moved"
     target = make_saver(run / "checkpoints")
     save(target, OLD)
