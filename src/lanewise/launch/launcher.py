@@ -56,7 +56,7 @@ def run_again(workers: Workers, stderr: int, run_once: Callable[[int], Failure |
         run_once: starts them, after so many restarts, and returns the first failure.
     """
     before: Failure | None = None
-    with _ending_on(workers.signals):
+    with ending_on(workers.signals):
         for num_restarts in range(workers.max_restarts + 1):
             failure = run_once(num_restarts)
             if failure is None:
@@ -71,7 +71,7 @@ def run_again(workers: Workers, stderr: int, run_once: Callable[[int], Failure |
 
 
 @contextmanager
-def _ending_on(signals: Sequence[signal.Signals]) -> Iterator[None]:
+def ending_on(signals: Sequence[signal.Signals]) -> Iterator[None]:
     """Raise SystemExit on some signals; does nothing outside of the main thread, which gets them."""
 
     def end(sign: int, _frame: object) -> NoReturn:

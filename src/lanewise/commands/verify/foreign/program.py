@@ -3,19 +3,20 @@
 import json
 import os
 import re
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Any
 
 import torch
 
 from lanewise.commands.verify.foreign.on_path.sitecustomize import VARIABLE
-from lanewise.errors import ConfigError, LaunchError
+from lanewise.errors import ConfigError, LaunchError, plain_lines
 from lanewise.processes.device.choice import count_accelerators
 
 Noted = Mapping[str, Any]
@@ -37,6 +38,8 @@ _OFFLINE = {
 """So that no tracker and no hub hears of a program that runs for a few updates."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LINES_OF_OUTPUT = 15
+_TAIL_BYTES = 2**18
+"""How much of the end of the output is looked at: it may have printed gigabytes."""
 _ENDED_BY_TORCHRUN = re.compile(r"^[EW]\d{4} .*torch/distributed/elastic", re.MULTILINE)
 """Begins what torchrun says after a rank has failed, which is long and says less than the rank."""
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -141,10 +144,10 @@ class ObservedProgram:
         }
         files = [folder / f"{rank}.pt" for rank in range(num_processes)]
         log = folder / "output"
-        with log.open("wb") as output:
+        with log.open("w+b") as output:
             try:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+                process = Popen(
+                    command, stdin=DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
                 )
             except OSError as error:
                 raise ConfigError(
@@ -154,6 +157,8 @@ class ObservedProgram:
                 _wait(process, files)
             finally:
                 _end(process)
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            tail = output.read().decode(errors="replace")
         noted = [torch.load(file, weights_only=True) for file in files if file.exists()]
         if noted and (folder / "unmatched").exists():
             noted[0]["notes"].append("collate")
@@ -162,8 +167,7 @@ class ObservedProgram:
         )
         if is_whole:
             return noted, ""
-        written = _ENDED_BY_TORCHRUN.split(log.read_text(encoding="utf-8", errors="replace"))[0]
-        lines = written.splitlines()[-_LINES_OF_OUTPUT:]
+        lines = map(plain_lines, _ENDED_BY_TORCHRUN.split(tail)[0].splitlines()[-_LINES_OF_OUTPUT:])
         what = f"{num_processes} process{'es' if num_processes > 1 else ''} of the program ended"
         num_complete = sum(of_rank["is_complete"] for of_rank in noted)
         if num_complete:
@@ -176,7 +180,7 @@ class ObservedProgram:
         return [], "\n  ".join([f"{what} with code {process.returncode}, and {seen} It wrote last:", *lines])
 
 
-def _wait(process: "subprocess.Popen[bytes]", files: Sequence[Path]) -> None:
+def _wait(process: "Popen[bytes]", files: Sequence[Path]) -> None:
     """Wait for the end of a program, or a while for ranks that see less than others."""
     since: float | None = None
     while process.poll() is None:
@@ -187,13 +191,12 @@ def _wait(process: "subprocess.Popen[bytes]", files: Sequence[Path]) -> None:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a program; torchrun ends what it has started."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_SECONDS)
-    process.kill()
-    process.wait()
+def _end(process: "Popen[bytes]") -> None:
+    """End a program, with what it has started; torchrun ends its processes, which are in other groups."""
+    for sign, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
+        with suppress(TimeoutExpired, ProcessLookupError):
+            os.killpg(process.pid, sign)
+            process.wait(seconds)
 
 
 def _visible_devices(num_processes: int) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Runs a program on one process and on several, and compares what its first updates computed."""
 
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from lanewise.commands.verify.foreign.compare import (
 from lanewise.commands.verify.foreign.program import Noted, ObservedProgram
 from lanewise.commands.verify.foreign.program_report import LayoutReport, ProgramReport
 from lanewise.errors import ConfigError
+from lanewise.launch.launcher import ending_on
 from lanewise.launch.scratch import temporary_folder
 
 
@@ -44,7 +46,7 @@ def verify_program(
         raise ConfigError(
             "verify compares with one process: got --devices 1. Name another number of processes, as 1,2."
         )
-    with temporary_folder() as folder:
+    with ending_on((signal.SIGTERM, signal.SIGHUP)), temporary_folder() as folder:
         program = ObservedProgram(command, folder, num_updates, until)
         for count in counts:
             program.arguments(count, folder)  # raises before anything is run
