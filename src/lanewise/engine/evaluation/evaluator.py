@@ -12,7 +12,7 @@ from torch import nn
 from lanewise.data import LaneBatch
 from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.evaluation.eval_set import EvalSet, no_sample
-from lanewise.engine.evaluation.losses import Pairs, as_tensors, merge_losses, note_losses
+from lanewise.engine.evaluation.losses import Losses, merge_losses
 from lanewise.engine.evaluation.prediction import Prediction, gather_predictions, take_prediction
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lanes import LaneRunner, TaskLane
@@ -42,9 +42,8 @@ class _LaneResult(NamedTuple):
     """Results of one lane."""
 
     num_samples: int
-    losses: Mapping[str, torch.Tensor]
-    """The sum and the weight of each micro-batch's `loss`, and by name of what it reports besides: float64,
-    as it is sent faster than a list."""
+    losses: Sequence[Mapping[str, torch.Tensor]]
+    """What `Losses.sent` returned."""
     states: MetricStates
 
 
@@ -54,11 +53,11 @@ class _OpenLane:
 
     metrics: Mapping[str, "Metric"]
     num_samples: int = 0
-    losses: Pairs = field(default_factory=dict)
+    losses: Losses = field(default_factory=lambda: Losses({}, {}))
 
     def result(self) -> _LaneResult:
         """Return it, ready to be sent to other processes."""
-        return _LaneResult(self.num_samples, as_tensors(self.losses), take_states(self.metrics))
+        return _LaneResult(self.num_samples, self.losses.sent(), take_states(self.metrics))
 
 
 @dataclass
@@ -233,7 +232,7 @@ class Evaluator:
                         LaneOutputs(number, lane.batch.num_samples, returned)
                     )
                 elif returned is not None or not self.lanes.has_eval_loss:
-                    note_losses(lane.check_each(returned), of_lane.losses)
+                    of_lane.losses.note(lane.check_each(returned))
             if lane.batch.turn.is_last:
                 results[number] = lanes.pop(number).result()
         # What is left had no samples in its last micro-batch.
@@ -273,7 +272,7 @@ class Evaluator:
 
     def _batch_losses(
         self, eval_set: EvalSet, outputs: Mapping[int, Sequence[LaneOutputs]]
-    ) -> list[Mapping[str, torch.Tensor]]:
+    ) -> list[Sequence[Mapping[str, torch.Tensor]]]:
         """Compute the losses of batches that are made of one micro-batch of each lane. Collective.
 
         Args:
@@ -288,7 +287,7 @@ class Evaluator:
         num_batches = eval_set.num_batches(range(1))
         if num_batches is None:
             num_batches = max(self.world.all_gather_tree(max(outputs, default=-1))) + 1
-        local: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+        local: dict[tuple[int, int], list[dict[str, torch.Tensor]]] = {}
         gathered = nullcontext() if self.reducer is None else self.reducer.gathered(self.model)
         with eval_mode(self.model), torch.no_grad(), gathered:
             for number in range(num_batches):
@@ -297,9 +296,9 @@ class Evaluator:
                 for lane, rows in whole.parts(batch, self.placement.own):
                     set_random_state(batch_loss_seed(self.lanes.seed, number, lane, evaluates=True))
                     returned = whole.compute(self.model, batch.values, rows)
-                    losses: Pairs = {}
-                    note_losses(check_each(returned, rows.stop - rows.start, self.lanes.what), losses)
-                    local[number, lane] = as_tensors(losses)
+                    losses = Losses({}, {})
+                    losses.note(check_each(returned, rows.stop - rows.start, self.lanes.what))
+                    local[number, lane] = losses.sent()
         told = self.world.all_gather_tree([[*key, losses] for key, losses in local.items()])
         # All processes that have samples compute the same, where it is not by rows.
         return list({(number, lane): losses for of_rank in told for number, lane, losses in of_rank}.values())
@@ -308,7 +307,7 @@ class Evaluator:
         self,
         eval_set: EvalSet,
         lanes: Mapping[int, _LaneResult],
-        losses: Iterable[Mapping[str, torch.Tensor]],
+        losses: Iterable[Sequence[Mapping[str, torch.Tensor]]],
     ) -> dict[str, float]:
         """Merge losses, and the metrics of all lanes in lane order."""
         of_losses = merge_losses(losses)
