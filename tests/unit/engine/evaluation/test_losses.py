@@ -26,18 +26,26 @@ CPU = LocalWorld(torch.device("cpu"))
 
 
 def test_the_mean_over_a_dataset_does_not_depend_on_the_order():
-    lanes = [
-        {"b": torch.tensor([[0.1, 1.0], [0.7, 2.0]]).double()},
-        {
-            "a": torch.tensor([[math.nan, 1.0]]).double(),
-            "b": torch.tensor([[1e16, 3.0], [-1e16, 1.0]]).double(),
-        },
-    ]
+    b = torch.tensor([[0.1, 1.0], [0.7, 2.0]]).double()
+    others = {"a": torch.tensor([[math.nan, 1.0]]), "b": torch.tensor([[1e16, 3.0], [-1e16, 1.0]]).double()}
+    lanes = [({}, {"b": b}), ({}, others)]
     forwards, backwards = merge_losses(lanes), merge_losses(lanes[::-1])
     assert list(forwards) == list(backwards) == ["a", "b"]
     assert math.isnan(forwards["a"])
-    assert forwards["b"] == backwards["b"] == math.fsum(lanes[0]["b"][:, 0].tolist()) / 7
-    assert list(merge_losses([*lanes, {"loss": torch.tensor([[1.0, 2.0]])}])) == ["loss", "a", "b"]
+    assert forwards["b"] == backwards["b"] == math.fsum(b[:, 0].tolist()) / 7
+    assert list(merge_losses([*lanes, ({"0": torch.tensor([[1.0, 2.0]])}, {})])) == ["loss", "a", "b"]
+
+
+def test_a_metric_may_have_a_name_that_begins_as_the_loss_does(monkeypatch):
+    """Terms of the loss were told from metrics by their names: these were added to it, and vanished."""
+    parts = {"loss ce": 2.0, "loss 0": 3.0, "0": 4.0}
+    monkeypatch.setattr(
+        Reports, "metrics", staticmethod(lambda inputs: {k: (v, 1.0) for k, v in parts.items()})
+    )
+    values = build_run(reporting(), CPU).evaluation.run()[0]
+    monkeypatch.setattr(Reports, "metrics", staticmethod(lambda inputs: None))
+    alone = build_run(reporting(), CPU).evaluation.run()[0]
+    assert values == alone | {f"test/{name}": value for name, value in parts.items()}
 
 
 class Reports(Task):
