@@ -1,70 +1,81 @@
 """How much a loss weighs: looks at micro-batches to find out over what it is a mean."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-_MAX_SAMPLES, _NUM_BATCHES = 8, 4
+from lanewise.processes.device.nested import map_leaves
+
+_MAX_SAMPLES, _NUM_BATCHES = 8, 8
+_CONTAINER = (torch.Tensor, Mapping, list, tuple)
 _TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 3e-2
 """Relative difference beyond which two losses differ; the second one for weights of less than 32 bits."""
 
 
-@contextmanager
-def looking(model: nn.Module) -> Iterator[Callable[[float, Sequence[float]], bool]]:
-    """Compute without gradients and dropout, and leave the mode and torch's random state as they were.
+@final
+class Looking(TorchFunctionMode):
+    """Notes in its context where torch's losses are told what makes their mean none over all targets.
 
-    Yields:
-        What tells whether a loss sum of a micro-batch is, within rounding, what its samples add up to.
+    Samples of one class, or without a target that is ignored, do not show it.
+
+    Args:
+        model: whose losses are looked at.
     """
-    is_half = any(parameter.element_size() < 4 for parameter in model.parameters())
-    tolerance = _TOLERANCE_OF_HALF if is_half else _TOLERANCE
 
-    def is_sum_of_parts(whole: float, parts: Sequence[float]) -> bool:
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        is_half = any(parameter.element_size() < 4 for parameter in model.parameters())
+        self._tolerance = _TOLERANCE_OF_HALF if is_half else _TOLERANCE
+        self.told: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        given = kwargs or {}
+        if func in (F.cross_entropy, F.nll_loss, F.mse_loss) and given.get("reduction") == "mean":
+            weight, ignored = given.get("weight"), given.get("ignore_index", -100)
+            if weight is not None and not (weight == weight.flatten()[0]).all():
+                self.told.append(f", as its {func.__name__} has a weight")
+            # The first two are conventions, which samples show, and the last is what is clamped to the end.
+            elif ignored not in (-100, 255, *args[0].shape[1:2]):
+                self.told.append(f", as its {func.__name__} has ignore_index={ignored}")
+        return func(*args, **given)
+
+    def is_sum_of_parts(self, whole: float, parts: Sequence[float]) -> bool:
+        """Tell whether a loss sum of a micro-batch is, within rounding, what its samples add up to."""
         size = max(abs(whole), sum(map(abs, parts)), 1e-30)
-        return abs(whole - sum(parts)) <= tolerance * size
-
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            yield is_sum_of_parts
-    finally:
-        for module, is_training in modes:
-            module.training = is_training
+        return abs(whole - sum(parts)) <= self._tolerance * size
 
 
-def first_samples(dataset: Any, micro_batch_size: int) -> Iterator[list[Any]]:
-    """Yield the samples of a few micro-batches of at most 8 samples, from the beginning of a dataset."""
+def spread_samples(dataset: Any, micro_batch_size: int) -> Iterator[list[Any]]:
+    """Yield a few micro-batches of at most 8 samples, the same ones each time, from anywhere in a dataset.
+
+    It may be sorted by class, or take turns.
+    """
     size = min(micro_batch_size, _MAX_SAMPLES)
-    end = min(len(dataset), _NUM_BATCHES * size)
-    for start in range(0, end, size):
-        yield [dataset[index] for index in range(start, min(start + size, end))]
+    indices = random.Random(0).sample(range(len(dataset)), min(len(dataset), _NUM_BATCHES * size))
+    for start in range(0, len(indices), size):
+        yield [dataset[index] for index in indices[start : start + size]]
 
 
 def rows(batch: Any, num_samples: int, row: int) -> Any:
     """Return a sample of a micro-batch, as a micro-batch with the same padding.
 
     Args:
-        batch: tensors in nested containers.
+        batch: tensors and lists in nested containers.
         num_samples: of the micro-batch; what has another first dimension belongs to all of them.
         row: which sample.
     """
-    if isinstance(batch, Mapping):
-        return {name: rows(value, num_samples, row) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(rows(value, num_samples, row) for value in batch))
-    if isinstance(batch, torch.Tensor) and batch.dim():
-        return batch[row : row + 1] if len(batch) == num_samples else batch
-    if isinstance(batch, list | tuple):
-        is_of_samples = len(batch) == num_samples and not any(map(_is_container, batch))
-        if is_of_samples:
-            return batch[row : row + 1]
-        return type(batch)(rows(value, num_samples, row) for value in batch)
-    return batch
 
+    def is_leaf(value: Any) -> bool:
+        is_flat = type(value) in (list, tuple) and not any(isinstance(part, _CONTAINER) for part in value)
+        return isinstance(value, torch.Tensor) or is_flat
 
-def _is_container(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | Mapping | list | tuple)
+    def cut(leaf: Any) -> Any:
+        return leaf[row : row + 1] if getattr(leaf, "ndim", 1) and len(leaf) == num_samples else leaf
+
+    return map_leaves(cut, batch, is_leaf)

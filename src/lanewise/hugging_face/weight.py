@@ -6,9 +6,12 @@ from typing import Any, final
 
 import torch
 
-from lanewise.adapt.loss import first_samples, looking, rows
+from lanewise.adapt.loss import Looking, rows, spread_samples
+from lanewise.engine.evaluation.evaluator import eval_mode
 from lanewise.errors import TaskError
 from lanewise.hugging_face.task import NUM_TARGETS, TrainerParts
+from lanewise.processes.device.nested import map_leaves
+from lanewise.processes.device.random_state import kept_random_state
 
 _MANY = 2**20
 """A number of items by which a sum all but vanishes, so that whatever is not divided by it shows."""
@@ -32,32 +35,33 @@ def find_weight(parts: TrainerParts, num_samples: int, device: torch.device) -> 
         TaskError: if it is neither, or draws random numbers without dropout.
     """
     kinds: list[str] = []
-    with looking(parts.model) as is_sum_of_parts:
-        for samples in first_samples(parts.train_dataset, num_samples):
+    with eval_mode(parts.model), torch.no_grad(), kept_random_state(), Looking(parts.model) as looking:
+        for samples in spread_samples(parts.train_dataset, num_samples):
             batch = _Looked(parts, samples, device)
             value, divided = batch.loss(), batch.loss(num_items=_MANY)
             if not value or not math.isfinite(value):  # there are no targets
                 continue
-            if not is_sum_of_parts(value, [batch.loss(seed=1)]):
-                raise TaskError(f"{_WHAT} draws random numbers in evaluation mode. {_REMEDY}")
             if not kinds:
-                parts.takes_count = is_sum_of_parts(value, [divided * _MANY])
-                if not parts.takes_count and not is_sum_of_parts(value, [divided]):
+                if not looking.is_sum_of_parts(value, [batch.loss(seed=1)]):
+                    raise TaskError(f"{_WHAT} draws random numbers in evaluation mode. {_REMEDY}")
+                parts.takes_count = looking.is_sum_of_parts(value, [divided * _MANY])
+                if not parts.takes_count and not looking.is_sum_of_parts(value, [divided]):
                     raise TaskError(
                         f"{_WHAT} is {value:g} for num_items_in_batch=1 and {divided:g} for {_MANY}: it must "
                         f"be a sum that is divided by it, or a mean that ignores it. {_REMEDY}"
                     )
-            fitting = list(batch.fitting(is_sum_of_parts))
+            fitting = [] if looking.told else list(batch.fitting(looking.is_sum_of_parts))
             kinds = [kind for kind in kinds if kind in fitting] if kinds else fitting
             if not kinds:
                 raise TaskError(
                     f"{_WHAT} of {len(samples)} samples is not what they add up to one by one, weighted by "
-                    f"their targets: they influence each other, or have weights of their own. {_REMEDY}"
+                    "their targets: they influence each other, or have weights of their own"
+                    f"{''.join(looking.told[:1])}. {_REMEDY}"
                 )
     if not kinds:
         raise TaskError(
-            f"{_WHAT} is 0 or NaN in the first micro-batches, which have no targets. Look at the labels "
-            "that the data_collator makes."
+            f"{_WHAT} is 0 or NaN in each micro-batch that was looked at, as without targets. Look at the "
+            "labels that the data_collator makes."
         )
     parts.counts = kinds[0]
 
@@ -70,9 +74,13 @@ class _Looked:
         self._parts, self._samples, self._device = parts, samples, device
         self._inputs = self._collate(samples)
 
-    def loss(self, num_items: int = 1, seed: int = 0) -> float:
-        """Return the loss that the Trainer computes."""
-        return self._loss(self._inputs, num_items, seed)
+    def loss(self, inputs: dict[str, Any] | None = None, num_items: int = 1, seed: int = 0) -> float:
+        """Return the loss that the Trainer computes, of this micro-batch or of given inputs."""
+        inputs = inputs or self._inputs
+        torch.manual_seed(seed)
+        divisor = torch.tensor(float(num_items), device=self._device)
+        outputs = self._parts.forward(self._parts.model, inputs, divisor)
+        return float(self._parts.loss(outputs, inputs, divisor))
 
     def fitting(self, is_sum_of_parts: Callable[[float, Sequence[float]], bool]) -> Iterator[str]:
         """Yield the ways of counting targets that may be the loss's, the likeliest one first."""
@@ -82,7 +90,7 @@ class _Looked:
             single = [rows(inputs, num_samples, row) for row in range(num_samples)]
         else:  # a collator that packs samples into one row
             single = [self._collate([sample]) for sample in self._samples]
-        losses = [self._loss(batch) for batch in (inputs, *single)]
+        losses = [self.loss(batch) for batch in (inputs, *single)]
         for kind in self._kinds():
             count = NUM_TARGETS[kind]
             counts = [count(inputs, num_samples), *(count(batch, 1) for batch in single)]
@@ -114,17 +122,8 @@ class _Looked:
         first[..., 1:] = -100
         if bool((first == -100).all()):
             return ["labels", "labels[..., 1:]", *others]
-        alone = self._loss({**self._inputs, "labels": first})
+        alone = self.loss({**self._inputs, "labels": first})
         return ["labels" if alone and math.isfinite(alone) else "labels[..., 1:]", *others]
 
-    def _loss(self, inputs: dict[str, Any], num_items: int = 1, seed: int = 0) -> float:
-        torch.manual_seed(seed)
-        divisor = torch.tensor(float(num_items), device=self._device)
-        outputs = self._parts.forward(self._parts.model, inputs, divisor)
-        return float(self._parts.loss(outputs, inputs, divisor))
-
-    def _collate(self, samples: list[Any]) -> dict[str, Any]:
-        return {
-            name: value.to(self._device) if isinstance(value, torch.Tensor) else value
-            for name, value in dict(self._parts.collator(samples)).items()
-        }
+    def _collate(self, samples: list[Any]) -> Any:
+        return map_leaves(lambda leaf: leaf.to(self._device), dict(self._parts.collator(samples)))

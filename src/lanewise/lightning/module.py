@@ -11,15 +11,17 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torchmetrics import MeanMetric
 
-from lanewise.adapt.loss import first_samples, looking, rows
+from lanewise.adapt.loss import Looking, rows, spread_samples
 from lanewise.adapt.optimizer import BuiltOptimizer
 from lanewise.adapt.overridden import overridden
 from lanewise.adapt.sections import merged, steps_of
 from lanewise.commands.jobs.api import TrainResult, load_weights
 from lanewise.commands.jobs.api import train as train_task
+from lanewise.engine.evaluation.evaluator import eval_mode
 from lanewise.errors import ConfigError, TaskError, raised_at_call
 from lanewise.lightning.step import LOGGED, StepKind, TrainerThere, prepared
-from lanewise.lightning.task import ModuleParts, ModuleTask, loss_of
+from lanewise.lightning.task import ModuleParts, ModuleTask
+from lanewise.processes.device.random_state import kept_random_state
 from lanewise.processes.world.environment import require_no_world
 from lanewise.runs.report.weights import find_weights
 from lanewise.task import Loss
@@ -232,38 +234,45 @@ def _optimizer_of(returned: Any, per_epoch: int) -> tuple[Optimizer, Any, int]:
 
 
 def _look(parts: ModuleParts, num_samples: int) -> None:
-    """Look at the first micro-batches: is the loss a mean over samples, and what does validation log."""
+    """Look at micro-batches: is the loss a mean over samples, and what does validation log."""
     module = prepared(parts.module, parts.trainer)
 
     def step(data: Any, of_samples: int, kind: StepKind = StepKind.TRAINING, seed: int = 0) -> Any:
         torch.manual_seed(seed)
         return module(kind, data, of_samples)
 
-    def loss(data: Any, of_samples: int, seed: int = 0) -> float:
-        found = loss_of(step(data, of_samples, seed=seed).returned, of_samples)
-        return 0.0 if found is None else float(found.sum)
+    def loss(data: Any, of_samples: int, seed: int = 0) -> Any:
+        returned = step(data, of_samples, seed=seed).returned
+        found = returned.get("loss") if isinstance(returned, Mapping) else returned
+        return found if found is None or isinstance(found, Loss) else float(found) * of_samples
 
-    with looking(module) as is_sum_of_parts:
-        for samples in first_samples(parts.train_dataset, num_samples):
+    has_shown = not len(parts.train_dataset)
+    with eval_mode(module), torch.no_grad(), kept_random_state(), Looking(module) as looking:
+        for samples in spread_samples(parts.train_dataset, num_samples):
             data, size = parts.collate(samples), len(samples)
-            returned = step(data, size).returned
-            if isinstance(returned.get("loss") if isinstance(returned, Mapping) else returned, Loss):
-                break
             whole = loss(data, size)
-            if not math.isfinite(whole):  # which training will tell
+            if isinstance(whole, Loss):
+                has_shown = True
+                break
+            if not whole or not math.isfinite(whole):  # as of samples without targets
                 continue
-            if not is_sum_of_parts(whole, [loss(data, size, seed=1)]):
+            if not has_shown and not looking.is_sum_of_parts(whole, [loss(data, size, seed=1)]):
                 raise TaskError(f"training_step draws random numbers in evaluation mode. {_REMEDY}")
-            single = [loss(rows(data, size, row), 1) for row in range(size)]
-            if not is_sum_of_parts(whole, single):
+            has_shown = True
+            single = [loss(rows(data, size, row), 1) or 0.0 for row in range(size)]
+            if looking.told or not looking.is_sum_of_parts(whole, single):
                 raise TaskError(
                     f"the loss of training_step is {whole / size:g} for {size} samples and on average "
-                    f"{sum(single) / size:g} for one of them: it is no mean over samples. {_REMEDY}"
+                    f"{sum(single) / size:g} for one of them{''.join(looking.told[:1])}: it is no mean "
+                    f"over samples. {_REMEDY}"
                 )
+        if not has_shown:
+            raise TaskError(f"the loss of training_step is 0 or NaN in each micro-batch. {_REMEDY}")
         for dataset in parts.eval_datasets.values():
-            samples = next(first_samples(dataset, num_samples), [])
+            samples = next(spread_samples(dataset, num_samples), [])
             stepped = step(parts.collate(samples), len(samples), StepKind.VALIDATION)
-            means = {name: MeanMetric(nan_strategy="disable") for name in stepped.values}
+            # NaN stays, and what MeanMetric calls disabled would leave out the weights too.
+            means = {name: MeanMetric(nan_strategy=math.nan) for name in stepped.values}
             parts.metrics = means | getattr(module, LOGGED)
 
 

@@ -113,14 +113,8 @@ def _forward(self: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
     return Stepped(returned, values, states)
 
 
-def _log(
-    self: Any,
-    name: str,
-    value: Any,
-    *_: Any,
-    batch_size: int | None = None,
-    reduce_fx: Any = "mean",
-    **__: Any,
+def _log(  # the signature of LightningModule.log, as far as it matters
+    self: Any, name: str, value: Any, *_: Any, batch_size: Any = None, reduce_fx: Any = "mean", **__: Any
 ) -> None:
     if reduce_fx not in ("mean", torch.mean):
         raise TaskError(

@@ -72,11 +72,8 @@ class ModuleTask(Task):
         loss = loss_of(outputs.returned, batch.num_samples)
         if loss is None:
             raise TaskError("training_step returned None. Return a loss for each micro-batch.")
-        logged = {
-            name: (value * weight, weight)
-            for name, (value, weight) in outputs.values.items()
-            if name != "loss"
-        }
+        logged = {name: (value * weight, weight) for name, (value, weight) in outputs.values.items()}
+        logged.pop("loss", None)  # which is the trainer's
         return Loss(loss.sum, loss.weight, metrics={**logged, **(loss.metrics or {})})
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
@@ -104,11 +101,10 @@ class ModuleTask(Task):
             )
         for name, (value, weight) in outputs.values.items():
             metrics[name].update(value, weight)
-        counted = {name: metrics[name] for name in outputs.states}
-        before = take_states(counted)
-        for name, metric in counted.items():
-            parts = [{name: before[name]}] if before[name][0] else []
-            load_merged({name: metric}, [*parts, {name: outputs.states[name]}])
+        for name, states in outputs.states.items():
+            counted = {name: metrics[name]}
+            before = take_states(counted)
+            load_merged(counted, [before, {name: states}][not before[name][0] :])
 
 
 def loss_of(returned: Any, num_samples: int) -> Loss | None:

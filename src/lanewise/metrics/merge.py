@@ -72,9 +72,11 @@ def load_merged(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]) 
             parts = [states[name][1][state] for states in lanes]
             if isinstance(parts[0], list):
                 merged: Any = [tensor for part in parts for tensor in part]
+            elif reduction is None:  # a part may have been merged; torchmetrics, too, stacks only several
+                shape = (-1, *getattr(metric, state).shape)
+                merged = torch.cat([part.reshape(shape) for part in parts]).squeeze(0)
             else:
-                # torchmetrics, too, stacks a state without a reduction only where there are several.
-                merged = parts[0] if reduction is None and len(parts) == 1 else torch.stack(parts)
+                merged = torch.stack(parts)
             if callable(reduction) and len(merged):
                 merged = reduction(merged)
             setattr(metric, state, merged)

@@ -27,7 +27,14 @@ from torchmetrics.regression import ConcordanceCorrCoef, NormalizedRootMeanSquar
 from torchmetrics.retrieval import RetrievalMAP
 
 from lanewise.errors import TaskError
-from lanewise.metrics import LaneMetrics, MetricStates, check_metrics, merge_metrics, take_states
+from lanewise.metrics import (
+    LaneMetrics,
+    MetricStates,
+    check_metrics,
+    load_merged,
+    merge_metrics,
+    take_states,
+)
 
 CLASSES = 4
 
@@ -154,6 +161,12 @@ def test_states_without_a_reduction_are_stacked_and_merged_by_the_metric(name, c
     check_metrics(metrics)
     merged = merge_metrics(metrics, lanes)
     assert list(merged.values()) == pytest.approx(whole.compute().reshape(-1).tolist(), rel=1e-4)
+    # One after the other, as the micro-batches of a LightningModule come: they were stacked in stacks.
+    so_far = lanes[:1]
+    for lane in lanes[1:]:
+        load_merged(metrics, [*so_far, lane])
+        so_far = [take_states(metrics)]
+    assert merge_metrics(metrics, so_far) == merged
 
 
 class Unreduced(Metric):

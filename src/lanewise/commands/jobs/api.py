@@ -19,13 +19,13 @@ from lanewise.config.class_path import add_search_path, is_of_script, refuse_in_
 from lanewise.config.classes import build, check_classes
 from lanewise.config.load import Override
 from lanewise.errors import ConfigError, LaunchError, raised_at_call
+from lanewise.runs.callback import Callback
 from lanewise.runs.dir import RunDir
 from lanewise.runs.report.weights import find_weights
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from lanewise.runs.callback import Callback
     from lanewise.task import Task
 
 Section = Mapping[str, Any]
@@ -83,7 +83,7 @@ class TrainResult:
 def train(
     task: "Task",
     *,
-    callbacks: "Sequence[Callback]" = (),
+    callbacks: Sequence[Callback] = (),
     resume: bool = False,
     overwrite: bool = False,
     **sections: Unpack[Sections],
@@ -121,6 +121,11 @@ def train(
         PreemptedError: a signal stopped the run, which saved a checkpoint first.
     """
     refuse_in_import("lanewise.train")
+    if foreign := [type(c).__name__ for c in list[object](callbacks) if not isinstance(c, Callback)]:
+        raise ConfigError(
+            f"callbacks must be of lanewise.Callback: got {', '.join(foreign)}. evaluate.early_stopping, "
+            "evaluate.best and checkpoint do that here, and learning rates are logged; derive others from it."
+        )
     config = config_of(task, **sections)
     if overwrite and resume:
         raise ConfigError(

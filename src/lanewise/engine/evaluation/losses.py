@@ -33,9 +33,7 @@ class Losses(NamedTuple):
 
     def sent(self) -> list[dict[str, torch.Tensor]]:
         """Return them as float64, [num_micro_batches, 2], which are sent faster than lists."""
-        return [
-            {name: torch.tensor(pairs, dtype=torch.float64) for name, pairs in kind.items()} for kind in self
-        ]
+        return [{key: torch.tensor(rows, dtype=torch.float64) for key, rows in kind.items()} for kind in self]
 
 
 def merge_losses(lanes: Iterable[Sequence[Mapping[str, torch.Tensor]]]) -> dict[str, float]:
@@ -55,9 +53,8 @@ def _means(lanes: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, float]:
     for lane in lanes:
         for name, of_lane in lane.items():
             pairs.setdefault(name, []).extend(of_lane.tolist())
-    return means(
-        {
-            name: (sum_or_nan(value for value, _ in found), sum_or_nan(weight for _, weight in found))
-            for name, found in sorted(pairs.items())
-        }
-    )
+    sums: dict[str, tuple[float, float]] = {}
+    for name, found in sorted(pairs.items()):
+        values, weights = zip(*found, strict=True)
+        sums[name] = sum_or_nan(values), sum_or_nan(weights)
+    return means(sums)

@@ -128,6 +128,9 @@ def build_loader(
                 num_samples,
                 batch.global_batch_size,
             )
+        if data.drop_last and (left_out := num_samples % batch.global_batch_size):
+            # A DataLoader's leaves out less than a micro-batch.
+            logger.info("drop_last leaves %d of %d samples out of each epoch", left_out, num_samples)
     return LaneLoader(
         reader,
         samples,

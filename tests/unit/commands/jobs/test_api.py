@@ -3,9 +3,12 @@
 from dataclasses import fields
 from typing import Any
 
-from lanewise import train
+import pytest
+
+from lanewise import Callback, train
 from lanewise.commands.jobs import api
 from lanewise.config import RunConfig
+from lanewise.errors import ConfigError
 from tests.distributed.tasks import Smooth
 
 SECTIONS: dict[str, Any] = {
@@ -39,3 +42,16 @@ def test_it_takes_every_section_of_a_configuration(monkeypatch):
     for name in names - set(least) - {"task", "callbacks"}:
         assert getattr(given, name) != getattr(without, name), name
     assert given.memory.activation_checkpointing.blocks == given.compile.blocks == "auto"
+
+
+class EarlyStopping:
+    """Of another library."""
+
+
+def test_a_callback_of_another_library_is_refused_before_anything_starts(monkeypatch):
+    """It failed in the started process, with 71 lines about a method that it lacks."""
+    monkeypatch.setattr(api, "start", None)
+    with pytest.raises(
+        ConfigError, match=r"got EarlyStopping\. evaluate\.early_stopping, evaluate\.best and"
+    ):
+        train(Smooth(), **SECTIONS, callbacks=[Callback(), EarlyStopping()])

@@ -1,6 +1,7 @@
 """An order is chosen by its name, its class or a partial of it, which identify a run alike."""
 
 import inspect
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -65,6 +66,16 @@ def test_more_samples_than_python_counts_are_an_error():
 
     with pytest.raises(TaskError, match=r"Endless.__len__ must return 2\*\*63 - 1 samples at most"):
         count_samples(Endless())
+
+
+@pytest.mark.parametrize(("num_samples", "said"), [(30, "14 of 30 samples out"), (32, "")])
+def test_what_drop_last_leaves_out_is_said(caplog, num_samples, said):
+    """A DataLoader's leaves out less than a micro-batch, and the adapters take its word over."""
+    caplog.set_level(logging.INFO)
+    config = configure(Compared, num_lanes=8, micro_batch_size=2, num_samples=num_samples)
+    build_run(replace(config, data=DataConfig(drop_last=True)), LocalWorld(torch.device("cpu")))
+    found = [message for message in caplog.messages if "drop_last" in message]
+    assert found == [f"drop_last leaves {said} of each epoch"] * bool(said)
 
 
 @pytest.mark.parametrize("pins", [True, False])

@@ -1,7 +1,7 @@
 """Says what the first step shows: the unit of the loss's weights, and the parameters that no lane uses."""
 
 import logging
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -15,6 +15,8 @@ from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
 
 logger = logging.getLogger(__name__)
+_TERMS = ("Add", "Sub", "Mul", "Neg", "ToCopy", "View")
+"""How the nodes are called of which a loss is a sum where all below them are."""
 
 
 @final
@@ -37,6 +39,11 @@ class FirstStep(Look):
         """See `Look`."""
         if loss is not None and loss.weight and self._unit is None:
             self._unit = "its samples" if loss.is_sample_mean else "the units that its Loss counts"
+            if loss.is_sample_mean and loss.value is not None and _is_sum(loss.value):
+                logger.warning(
+                    "the loss is computed as a sum, and taken as the mean over a micro-batch's samples. If "
+                    "it adds them up, return lanewise.Loss(sum, weight)"
+                )
 
     def finish(self, totals: StepTotals) -> bool:
         """See `Look`. Collective."""
@@ -68,3 +75,20 @@ class FirstStep(Look):
                 "Use a dense one, for example nn.Embedding(sparse=False)."
             )
         self._used.add(name)
+
+
+def _is_sum(loss: torch.Tensor) -> bool:
+    """Tell by its graph whether a loss is made of torch's sums alone; of other functions nobody knows.
+
+    The sum over what was averaged or stacked along its first dimension may be one of terms.
+    """
+    waiting = {loss.grad_fn}
+    while waiting:
+        node: Any = waiting.pop()
+        (under, _), *_ = node.next_functions or [(None, 0)]
+        adds = node.name().startswith("Sum") and getattr(under, "_saved_dim", 1) not in (0, (0,))
+        if node.name().startswith(_TERMS):
+            waiting.update(below for below, _ in node.next_functions if below is not None)
+        elif not adds and getattr(node, "_saved_reduction", 1) != 2:  # which stands for a sum
+            return False
+    return True
