@@ -156,7 +156,7 @@ class ShownModel:
             for callback in callbacks:
                 set_random_state(callback_seed(runner.seed, step))
                 object.__setattr__(callback, "logged_media", logged)  # a frozen dataclass may be a callback
-                with eval_mode(model):
+                with eval_mode(model, f"on_model of {type(callback).__name__}"):
                     callback.on_model(epoch + 1, step + 1, model)
                 object.__setattr__(callback, "logged_media", None)
         for media in logged:

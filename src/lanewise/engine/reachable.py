@@ -1,5 +1,6 @@
 """Walks through everything that objects of the user hold, and finds their generators of random numbers."""
 
+import dis
 import inspect
 import random
 import sys
@@ -7,10 +8,11 @@ import sysconfig
 import threading
 import types
 from collections import UserDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from itertools import chain, islice
+from operator import setitem
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,6 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset
+
+from lanewise.processes.world.shards import is_sharded
 
 SEED_THEM = "Draw from the default generators of torch, numpy and random: they are seeded for every lane."
 OR_MAKE_IT_ANEW = (
@@ -28,10 +32,11 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 Generator: TypeAlias = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 _MAX_DEPTH = 8
 _MAX_VALUES = 20_000
+_MAX_ELEMENTS = 2**22
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _VARIABLE = (*_PLAIN, *_GENERATORS, dict, list, tuple, set, deque, torch.Tensor, np.ndarray, Iterator)
 """Types of what is looked at in a class or a module, which may have imported much else."""
-_CONTAINERS = (dict, UserDict, list, tuple, deque, partial, types.MethodType)
+_CONTAINERS = (dict, UserDict, list, tuple, deque, partial, types.MethodType, types.SimpleNamespace)
 _WITHOUT_STATE = ("torch.distributed.fsdp.", "lanewise.data.", "lanewise.engine.transforms.")
 """Packages whose objects are skipped: what they keep shards a model, makes reading fast or tells how a block
 runs, and changes no result."""
@@ -62,15 +67,19 @@ class Held(NamedTuple):
         return any(isinstance(holder, Dataset) for holder, _ in self.path)
 
 
-def walk(model: nn.Module, others: Mapping[str, object]) -> Iterator[Held]:
+def walk(model: nn.Module, others: Mapping[str, object], *, into_datasets: bool = True) -> Iterator[Held]:
     """Yield every value outside of the model's parameters and buffers, each once.
 
     Args:
         model: its modules' own attributes count.
         others: whatever else may hold state, by name: all that can be reached from it counts.
+        into_datasets: whether attributes of these that are datasets count.
     """
     # The objects are kept alive, since the identity of a deleted one may be given to another.
-    own_parts = (*model.modules(), *model.parameters(), *model.buffers())
+    own_parts: list[object] = [*model.modules(), *model.parameters(), *model.buffers()]
+    if not into_datasets:
+        parts = chain.from_iterable(getattr(other, "__dict__", {}).values() for other in others.values())
+        own_parts += (part for part in parts if isinstance(part, Dataset))
     seen: dict[int, object] = {id(part): part for part in own_parts}
     for prefix, module in model.named_modules():
         name = ".".join(filter(None, ("model", prefix)))
@@ -109,17 +118,50 @@ def state_of(generator: Generator) -> Any:
     return generator.get_state()
 
 
-def is_used_in_lanes(held: Held, others: Iterable[object]) -> bool:
+def elements_of(value: Any) -> Any:
+    """Return what tells the value of what `walk` finds: of a tensor at most four million elements."""
+    if isinstance(value, Generator):
+        return state_of(value)
+    if isinstance(value, np.memmap):
+        return np.empty(0)  # a file; looking at it would read all of it
+    if isinstance(value, np.ndarray):
+        return None if value.dtype == object else value.reshape(-1)[:: max(1, value.size // _MAX_ELEMENTS)]
+    if isinstance(value, torch.Tensor):
+        local: Any = value
+        local = local.to_local() if is_sharded(value) else local
+        dense = local.detach() if local.layout is torch.strided else local.detach().to_dense()
+        flat = dense.reshape(-1)
+        return flat[:: max(1, flat.numel() // _MAX_ELEMENTS)]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def setter_of(held: Held) -> Callable[[Any], object] | None:
+    """Return a function that puts a value where another one is held; None where that is not possible."""
+    holder, key = held.path[-1] if held.path else (None, None)
+    if isinstance(holder, dict | UserDict | list | deque):
+        return partial(setitem, holder, key)
+    if isinstance(holder, types.FunctionType):
+        names = holder.__code__.co_freevars
+        if key in names:
+            return partial(setattr, (holder.__closure__ or ())[names.index(key)], "cell_contents")
+        return partial(setitem, holder.__globals__, key) if key in holder.__globals__ else None
+    return partial(setattr, holder, key) if isinstance(key, str) else None
+
+
+def is_used_in_lanes(held: Held, others: Iterable[object], *, only_reads: bool = False) -> bool:
     """Tell whether code of the user may use a value while lanes run, as far as names show it.
 
     What a library's object holds is not the user's to name, and what only `__init__` and the like name was
-    used to build something.
+    used to build something. A tensor within it is used where the object is.
 
     Args:
         held: the value.
         others: objects whose code may use it, besides those that hold it.
+        only_reads: whether code that adds to an attribute (`self.calls += 1`) does not use it.
     """
     holders = [pair for pair in held.path if not isinstance(pair[0], _CONTAINERS)]
+    while isinstance(held.value, torch.Tensor) and holders and not _is_users(holders[-1][0]):
+        holders.pop()
     functions = [holder for holder, _ in holders if isinstance(holder, types.FunctionType)]
     if not holders or any(function.__name__ in _BUILDING for function in functions):
         return False
@@ -130,17 +172,18 @@ def is_used_in_lanes(held: Held, others: Iterable[object]) -> bool:
         holder if isinstance(holder, type) else type(holder)
         for holder in (*(holder for holder, _ in holders), *others)
     ]
-    return _is_of_the_user(kinds[len(holders) - 1]) and key in _names_in_lanes(kinds)
+    names_in = _names_read_in if only_reads else _names_in
+    return _is_of_the_user(kinds[len(holders) - 1]) and key in _names_in_lanes(kinds, names_in)
 
 
-def _names_in_lanes(kinds: Iterable[type]) -> set[str]:
+def _names_in_lanes(kinds: Iterable[type], names_in: Callable[[types.CodeType], Iterable[str]]) -> set[str]:
     """Return the names that methods of the user use, except those that only build."""
     used: dict[str, set[str]] = {}
     for kind in filter(_is_of_the_user, chain.from_iterable(kind.__mro__ for kind in kinds)):
         for name, item in vars(kind).items():
             function = inspect.unwrap(getattr(item, "fget", None) or getattr(item, "__func__", item))
             if isinstance(function, types.FunctionType):
-                used.setdefault(name, set()).update(_names_in(function.__code__))
+                used.setdefault(name, set()).update(names_in(function.__code__))
     of_building = set().union(*(names for name, names in used.items() if name in _BUILDING))
     of_others = set().union(*(names for name, names in used.items() if name not in _BUILDING))
     helpers = {name for name in of_building - of_others if name.startswith("_")} | _BUILDING
@@ -198,8 +241,7 @@ def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from (("function", value.func), ("args", value.args), ("keywords", value.keywords))
     elif isinstance(value, nn.Module):  # one that is not part of the model
         yield from (item for item in vars(value).items() if item[0] not in _OF_TORCH)
-        yield from value.state_dict(keep_vars=True).items()
-        yield from value._modules.items()
+        yield from chain(value._parameters.items(), value._buffers.items(), value._modules.items())
     else:
         yield from getattr(value, "__dict__", {}).items()
         yield from _slots_of(value)
@@ -227,8 +269,8 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
     yield from (function.__kwdefaults__ or {}).items()
     yield from vars(function).items()
     names = dict.fromkeys(_names_in(function.__code__))
-    for name in names:
-        item = function.__globals__.get(name)
+    for name in filter(function.__globals__.__contains__, names):
+        item = function.__globals__[name]
         if isinstance(item, types.ModuleType) and not _is_foreign(getattr(item, "__file__", None) or "<"):
             parts = ((f"{name}.{part}", vars(item).get(part)) for part in names)
             yield from (part for part in parts if _is_variable(part[1]))
@@ -242,6 +284,19 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names_in(constant)
+
+
+def _names_read_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of attributes that a function, or one within it, reads other than to add to them."""
+    before = ""
+    for instruction in dis.get_instructions(code):
+        # A constant may be the name that getattr gets.
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST") and before != "COPY":
+            yield str(instruction.argval)
+        before = instruction.opname
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_read_in(constant)
 
 
 def _is_variable(item: object) -> bool:
@@ -261,8 +316,16 @@ def _classes_of(value: object) -> list[tuple[str, type]]:
     return [(kind.__qualname__, kind) for kind in type(value).__mro__ if _is_of_the_user(kind)]
 
 
+def _is_users(holder: object) -> bool:
+    """Tell whether the user wrote a function, a class, or the class of an object."""
+    kind = holder if isinstance(holder, type) else type(holder)
+    return isinstance(holder, types.FunctionType) or _is_of_the_user(kind)
+
+
 @cache
 def _is_of_the_user(kind: type) -> bool:
+    if kind.__module__ == "__main__":  # of a script: another process has another module of this name
+        return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return file is not None and not _is_foreign(file)
 

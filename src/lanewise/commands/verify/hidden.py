@@ -1,12 +1,9 @@
 """Finds state that lanewise cannot see: what objects hold besides parameters and buffers of the model."""
 
 import random
-import types
-from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,15 @@ import torch
 from torch import nn
 
 from lanewise.data import FileDataset, digest
-from lanewise.engine.reachable import Generator, is_used_in_lanes, own_generators, state_of, walk
+from lanewise.engine.reachable import (
+    Generator,
+    elements_of,
+    is_used_in_lanes,
+    own_generators,
+    setter_of,
+    state_of,
+    walk,
+)
 from lanewise.processes.world.shards import whole
 
 _MARK = " (a generator)"
@@ -98,13 +103,13 @@ def _walk_all(model: nn.Module, others: Mapping[str, object]) -> Iterator[tuple[
         holder, key = path[-1] if path else (None, None)
         if isinstance(holder, FileDataset) and key in _COUNTS:
             continue
-        if isinstance(value, Generator):
-            yield f"{name}{_MARK}", state_of(value), None
-        elif isinstance(value, torch.Tensor | np.ndarray):
-            if (elements := _elements_of(value)) is not None:
-                yield name, elements, getattr(elements, "fill_", None)
+        mark = _MARK if isinstance(value, Generator) else ""
+        seen = elements_of(whole(value) if isinstance(value, torch.Tensor) else value)
+        if isinstance(value, torch.Tensor | np.ndarray):
+            if seen is not None:
+                yield name, seen, getattr(seen, "fill_", None)
         else:
-            yield name, value.item() if isinstance(value, np.generic) else value, _setter(holder, key)
+            yield f"{name}{mark}", seen, setter_of(held)
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -187,33 +192,7 @@ def generators(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.endswith(_MARK)]
 
 
-def _setter(holder: Any, key: Any) -> _Setter | None:
-    """Return a function that sets a part of an object; None where it cannot be set."""
-    if isinstance(holder, dict | UserDict | list | deque):
-        return partial(setitem, holder, key)
-    if isinstance(holder, types.FunctionType):
-        names = holder.__code__.co_freevars
-        if key in names:
-            return partial(setattr, (holder.__closure__ or ())[names.index(key)], "cell_contents")
-        return partial(setitem, holder.__globals__, key) if key in holder.__globals__ else None
-    return partial(setattr, holder, key) if isinstance(key, str) else None
-
-
 def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and not value.is_complex() and value.dtype != torch.bool
     return type(value) in (int, float)
-
-
-def _elements_of(value: Any) -> Any:
-    """Return the elements of a tensor or an array, at most four million; None for other objects."""
-    if isinstance(value, torch.Tensor):
-        value = whole(value)
-        dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
-        flat = dense.reshape(-1)
-        return flat[:: max(1, flat.numel() // _MAX_ELEMENTS)]
-    if isinstance(value, np.memmap):
-        return np.empty(0)  # a file; looking at it would read all of it
-    if isinstance(value, np.ndarray):
-        return None if value.dtype == object else value.reshape(-1)[:: max(1, value.size // _MAX_ELEMENTS)]
-    return None

@@ -21,6 +21,7 @@ from lanewise.commands.verify.probed_run import ProbedRun, evaluate_batch
 from lanewise.commands.verify.read import Reads, look_further, probe_reads
 from lanewise.config import RunConfig
 from lanewise.data import digest
+from lanewise.engine.evaluation.evaluator import eval_mode
 from lanewise.processes.world.world import LocalWorld
 
 _NUM_AGAIN = 16
@@ -241,17 +242,14 @@ def _changed_by_evaluation(probed: ProbedRun, batch: Any, other: Any) -> Sequenc
     turns = (probed.turn, batch), (probed.other_turn, other), (probed.turn, batch)
     before = {name: digest(value) for name, value in probed.model.named_buffers()}
     losses = []
-    probed.model.eval()
     try:
-        with probed.kept_state(), torch.no_grad():
+        with probed.kept_state(), eval_mode(probed.model), torch.no_grad():
             for turn, data in turns:
                 loss = probed.lane(turn, data).run(probed.model)
                 losses.append(digest(loss.sum, loss.weight))
             after = {name: digest(value) for name, value in probed.model.named_buffers()}
     except Exception:  # noqa: BLE001 - training data need not be what is evaluated
         return ()
-    finally:
-        probed.model.train()
     return changed(before, after) if losses[0] != losses[2] else ()
 
 

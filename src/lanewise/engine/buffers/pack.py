@@ -19,12 +19,14 @@ From the first such lane on, its values are copied and compared as those of othe
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import nn
 
 from lanewise.errors import MOST_SHOWN, TaskError
+from lanewise.processes.device.tensor_bytes import checksums
+from lanewise.processes.world.shards import is_sharded
 
 CHANGED, RESHAPED = 1.0, 2.0
 """The value that a lane reports for a pack whose values changed, and for one with a buffer of another form.
@@ -37,6 +39,8 @@ _MOST_ELEMENTS = 2**14
 """The most elements that a buffer in a shared pack may have."""
 _WIDE_DTYPES = (torch.float64, torch.complex64, torch.complex128)
 
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 Kind: TypeAlias = tuple[int, torch.dtype]
 """The number of elements of a pack, and their dtype."""
@@ -275,29 +279,35 @@ def kept_buffers(modules: Collection[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(modules: Collection[nn.Module]) -> Iterator[None]:
-    """Keep an evaluation from changing the training: put buffers back afterwards.
+def evaluating(modules: Collection[nn.Module], what: str = "an evaluation") -> Iterator[None]:
+    """Keep an evaluation, or other code, from changing the training: put buffers back afterwards.
 
     Raises:
-        TaskError: if the evaluation changed a parameter.
+        TaskError: if it changed or replaced a parameter, or left a hook behind.
     """
-
-    def state_of(parameter: torch.Tensor) -> tuple[object, ...]:  # without a copy of it
-        return parameter._version, parameter.dtype, parameter.device
-
-    parameters = [
-        (name, parameter, state_of(parameter))
-        for module in modules
-        for name, parameter in module.named_parameters()
-    ]
+    before = _state_of(modules)
     with kept_buffers(modules):
         yield
-    for name, parameter, state in parameters:
-        if state_of(parameter) != state:
+    now = _state_of(modules)
+    for name in [*before, *now]:
+        if before.get(name) != now.get(name):
             raise TaskError(
-                f"an evaluation changed parameter {name}, differently on each process. Only the optimizer "
-                "may change parameters; keep what a forward maintains in a buffer."
+                f"{what} changed {name}, differently on each process. Only the optimizer may change "
+                "parameters; keep what a forward maintains in a buffer, and remove each hook."
             )
+
+
+def _state_of(modules: Collection[nn.Module]) -> dict[str, object]:
+    """Return what tells whether parameters and hooks are as they were. Waits for the device."""
+    states: dict[str, object] = {}
+    for root in modules:
+        named: dict[str, Any] = dict(root.named_parameters())
+        own = [part.to_local() if is_sharded(part) else part for part in named.values()]
+        for (name, part), local, total in zip(named.items(), own, checksums(own), strict=True):
+            states[f"parameter {name}"] = id(part), part.requires_grad, local._version, local.dtype, total
+        for name, module in root.named_modules():
+            states[f"the hooks of {name or 'the model'}"] = [list(getattr(module, of)) for of in _HOOKS]
+    return states
 
 
 def pack_buffers(modules: Collection[nn.Module], left_out: Collection[BufferPlace] = ()) -> list[BufferPack]:

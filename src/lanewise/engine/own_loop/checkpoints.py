@@ -93,6 +93,8 @@ class OwnCheckpoints:
         identity = {**self.identity, _DATASETS: list(self.datasets.identities)}
         manifest = Manifest(step=step, metric=None, identity=identity, files=())
         self._saver.save(state, manifest)
+        for pass_ in self.prepared.passes.values():
+            pass_.feed.look_again()
 
     def _require_equal(self, state: Mapping[str, Any]) -> None:
         """Raise CheckpointError if the state of an object differs between ranks. Collective.

@@ -6,7 +6,6 @@ from typing import final
 
 from lanewise.data import StepEnd
 from lanewise.engine.run.run import Run
-from lanewise.engine.step.after_update import has_after_update
 from lanewise.engine.step.guard.equal_state import require_equal_state
 from lanewise.errors import CheckpointError, PreemptedError
 from lanewise.runs.checkpoint.folder import CheckpointFolder
@@ -90,8 +89,7 @@ class Saving:
         if stops:  # the previous save may still be in progress
             self._finish_before(deadline, step)
         run = self._run
-        if has_after_update(run.training.runner.task):
-            require_equal_state(run.training.model, run.world, step)
+        require_equal_state(run.training.model, run.world, step)
         if run.identity["num_steps"] is None and any(run.world.all_gather_tree(run.length.is_asked)):
             run.note_length()
         manifest = Manifest(step=step + 1, metric=metric, identity=run.identity, files=())

@@ -15,9 +15,6 @@ from lanewise.lanes import after_update_seed
 from lanewise.processes.device.random_state import set_random_state
 from lanewise.task import Task, UpdatedStep
 
-_NUM_LOOKS = 2
-"""In how many of its first steps the attributes of a task are looked at."""
-
 
 def has_after_update(task: Task) -> bool:
     """Tell whether a task does something after an update."""
@@ -58,13 +55,12 @@ class OwnUpdate:
     def __init__(self, runner: LaneRunner, model: nn.Module) -> None:
         self._task, self._seed = runner.task, runner.seed
         self._model = model
-        self._num_looks = _NUM_LOOKS
 
     def __call__(self, gradient: Gradient) -> None:
         """Call it after a step.
 
         Raises:
-            TaskError: if it replaces or reshapes a parameter or a buffer, or writes attributes of the task.
+            TaskError: if it replaces or reshapes a parameter or a buffer.
         """
         totals, turn = gradient.totals, gradient.turn
         assert totals.joined is not None
@@ -87,40 +83,17 @@ class OwnUpdate:
         now = self._look()
         for name in [*before, *now]:
             if before.get(name) != now.get(name):
-                self._refuse(name, turn.step)
-        self._num_looks = max(0, self._num_looks - 1)
+                raise TaskError(
+                    f"after_update replaced {name}, or gave it another shape, in step {turn.step + 1}. The "
+                    "optimizer, other processes and checkpoints have the old one. Write into it in place "
+                    "(copy_, lerp_), and register it in build_model with the shape that it keeps."
+                )
 
     def _look(self) -> dict[str, Any]:
-        """Return what must be as it was: forms, and in the first steps the attributes of the task."""
+        """Return the forms, which must be as they were."""
         kept: dict[str, Any] = {}
         for name, parameter in self._model.named_parameters():
             kept[f"parameter {name}"] = id(parameter), parameter.shape
         for name, buffer in self._model.named_buffers():
             kept[f"buffer {name}"] = buffer.shape, buffer.dtype
-        if self._num_looks:
-            kept |= {f"attribute {name}": _contents(value) for name, value in vars(self._task).items()}
         return kept
-
-    def _refuse(self, name: str, step: int) -> None:
-        if name.startswith("attribute"):
-            raise TaskError(
-                f"after_update wrote the {name} of {type(self._task).__name__} in step {step + 1}, which no "
-                "checkpoint has: a run that resumes would go on without it. Keep it in a buffer of the "
-                "model, which step_state names if lanes only read it."
-            )
-        raise TaskError(
-            f"after_update replaced {name}, or gave it another shape, in step {step + 1}. The optimizer, "
-            "other processes and checkpoints have the old one. Write into it in place (copy_, lerp_), and "
-            "register it in build_model with the shape that it keeps."
-        )
-
-
-def _contents(value: Any) -> Any:
-    """Return what changes when a value is replaced, or something is put into it."""
-    if isinstance(value, torch.Tensor):
-        return id(value), value._version
-    if isinstance(value, dict):
-        return id(value), [(key, id(inner)) for key, inner in value.items()]
-    if isinstance(value, list | set):
-        return id(value), list(map(id, value))
-    return id(value)

@@ -9,14 +9,13 @@ from lanewise.engine.buffers.buffers import LaneBuffers, StepState
 from lanewise.engine.buffers.pack import find_places
 from lanewise.engine.precision import LossScale
 from lanewise.engine.step.after_update import has_after_update
-from lanewise.engine.step.guard.changed_parameters import ChangedParameters, held_modules, held_parameters
+from lanewise.engine.step.guard.attributes import Attributes
+from lanewise.engine.step.guard.changed_parameters import ChangedParameters, held_parameters
 from lanewise.engine.step.guard.collectives import CollectiveDetector
-from lanewise.engine.step.guard.equal_state import EqualState
 from lanewise.engine.step.guard.first_step import FirstStep
 from lanewise.engine.step.guard.foreign_gradients import ForeignGradients, TrainedParameters
 from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.guard.look import Look
-from lanewise.engine.step.guard.own_generators import OwnGenerators
 from lanewise.engine.step.guard.shared_generators import SharedGenerators
 from lanewise.engine.step.joining import Joining
 from lanewise.engine.step.lanes import LaneFeed
@@ -58,25 +57,24 @@ def build_pass(  # noqa: PLR0913 - the parts of a run, as arguments
         step_state: without a task, which buffers no lane writes; see `LaneBuffers`.
     """
     collectives = CollectiveDetector(reducer, world, placement, equality)
-    holders, held = ({}, {}) if task is None else ({"task": task}, held_parameters(task))
-    # Every process calls batch_loss once in each step, and may fill a table in it.
-    by_lanes = task is not None and task.loss_method() != "batch_loss"
+    holders: dict[str, object] = {} if task is None else {"task": task}
+    held = held_parameters(reducer.replicas[0], holders)
     if task is not None:
         step_state = [find_places(replica, task.step_state) for replica in reducer.replicas]
     looks: list[Look] = [
         collectives,
         ForeignGradients(reducer),
-        ChangedParameters(reducer, world, held, held_modules(task) if by_lanes else {}, step_state),
-        EqualState(reducer.replicas[0], world),
+        ChangedParameters(reducer, world, held),
         ForeignLeaves(reducer, modules[0], held),
-        OwnGenerators(reducer.replicas[0], **holders),
         FirstStep(reducer, world),
+        attributes := Attributes(reducer, world, holders, step_state),
     ]
     if len(reducer.replicas) > 1:
         looks.append(SharedGenerators(equality, reducer))
     rules: list[Callable[[LaneTurn], None]] = [TrainedParameters(reducer)]
     if world.world_size > 1:
         rules.append(collectives.require_even)
-    feed = LaneFeed(reducer, world, LaneBuffers(modules, world, placement, step_state), phases, rules, looks)
+    buffers = LaneBuffers(modules, world, placement, step_state)
+    feed = LaneFeed(reducer, world, buffers, phases, rules, looks, attributes)
     joining = Joining(reducer, world, placement, is_on=task is not None and has_after_update(task))
     return Pass(feed, StepMessage(world, placement, loss_scale, metric_names, equality, joining=joining))

@@ -11,6 +11,7 @@ from torch import nn
 from lanewise.data import LaneBatch
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.precision import Precision
+from lanewise.engine.step.guard.attributes import Attributes
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.lane_error import named_lane, note_lane
 from lanewise.engine.step.phases import Phases
@@ -25,6 +26,7 @@ from lanewise.reduce import LaneWork, Reducer
 from lanewise.task import Task
 
 T = TypeVar("T")
+LaneT = TypeVar("LaneT", bound=LaneWork | LaneBatch)
 
 
 @final
@@ -229,8 +231,21 @@ class LaneFeed:
     """What is required of each step, by its first turn on this process."""
     looks: list[Look]
     """What is still looked at; empty after the first steps."""
+    attributes: Attributes
+    """The one of them that begins anew after each checkpoint."""
 
-    def lanes(self, batches: Iterable[LaneBatch], lane_of: Callable[[LaneBatch], T]) -> Iterator[T]:
+    def watched(self, run: Callable[[], T], what: str, *, until_saved: bool = False) -> T:
+        """Run what is run once in a step; see `Attributes.watched`."""
+        if self.attributes not in self.looks:
+            return run()
+        return self.attributes.watched(run, what, until_saved=until_saved)
+
+    def look_again(self) -> None:
+        """Look at what lanes keep in the next steps too."""
+        self.attributes.restart()
+        self.looks = [*(look for look in self.looks if look is not self.attributes), self.attributes]
+
+    def lanes(self, batches: Iterable[LaneBatch], lane_of: Callable[[LaneBatch], LaneT]) -> Iterator[LaneT]:
         """Yield the lanes of this process. Collective: every rank must iterate to the end.
 
         Args:
@@ -254,10 +269,11 @@ class LaneFeed:
                         look.begin(turn)
                 is_first = False
             self.buffers.begin()
+            lane = lane_of(batch)
             for look in self.looks:
-                look.before_forward(turn)
-            yield lane_of(batch)
-            del batch  # before the next one is read
+                look.before_forward(turn, lane)
+            yield lane
+            del batch, lane  # before the next one is read
             if turn.is_last:
                 return
             self.phases.begin(DATA, turn.step)

@@ -8,6 +8,7 @@ then      clip, optimizer, scheduler, forget the gradients, average, report
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -142,7 +143,7 @@ class TrainStep:
             training.scheduler.step()
         forget_gradients(self.pass_.reducer.parameters)
         if training.after_update is not None and gradient.allows_update:
-            training.after_update(gradient)
+            self.pass_.feed.watched(partial(training.after_update, gradient), "after_update")
         self.pass_.phases.begin(CALLBACK, step)
         heartbeat.has_trained = True
         self.metrics.interval.add(gradient.totals)

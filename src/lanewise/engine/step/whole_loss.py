@@ -4,17 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
 from torch import nn
 
-from lanewise.data import LaneBatch, digest
-from lanewise.engine.reachable import walk
+from lanewise.data import LaneBatch
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.outputs import BatchOutputs
-from lanewise.errors import TaskError
-
-_MOST_LOOKS = 4
-"""How many of a process's first losses by rows are looked at."""
 
 
 @final
@@ -44,40 +38,11 @@ class WholeLoss:
 
 
 def task_loss(runner: LaneRunner) -> WholeLoss:
-    """Return the loss of a task that has `batch_loss` or `row_loss`.
-
-    It raises TaskError if a loss by rows keeps something: a process computes it for its own lanes alone.
-    """
-    by_rows = runner.loss_method == "row_loss"
-    num_looks = _MOST_LOOKS if by_rows else 0
-
-    def compute(model: nn.Module, values: Any, rows: slice) -> object:
-        nonlocal num_looks
-        outputs, inputs = values
-        if not num_looks:
-            return runner.batch_loss(model, outputs, inputs, rows)
-        num_looks -= 1
-        before = _kept(runner, model)
-        returned = runner.batch_loss(model, outputs, inputs, rows)
-        now = _kept(runner, model)
-        if changed := [name for name, old in before.items() if now.get(name, old) != old]:
-            raise TaskError(
-                f"{runner.what} changes {changed[0]}. Each process computes the rows of its own "
-                "lanes alone, so that it would be another one on each. Keep it in batch_loss, which "
-                "every process computes of all samples."
-            )
-        return returned
-
+    """Return the loss of a task that has `batch_loss` or `row_loss`."""
     return WholeLoss(
         runner.what,
         lambda batch: runner.lane(batch).forward,
         lambda outputs, data: (outputs, runner.task.batch_loss_inputs(data)),
-        compute,
-        by_rows,
+        lambda model, values, rows: runner.batch_loss(model, values[0], values[1], rows),
+        by_rows=runner.loss_method == "row_loss",
     )
-
-
-def _kept(runner: LaneRunner, model: nn.Module) -> dict[str, str]:
-    """Return a digest of each tensor that the task keeps."""
-    held = walk(model, {"task": runner.task})
-    return {found.name: digest(found.value) for found in held if isinstance(found.value, torch.Tensor)}

@@ -1,7 +1,11 @@
 """The bytes of a tensor's elements, as they are hashed, written and added up."""
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import torch
+
+from lanewise.processes.device.accelerator import start_copy_to_host
 
 _PART = 2**18
 """How many elements are added up at once: `sum` copies them as int64."""
@@ -52,3 +56,19 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     if len(integers) <= _PART:
         return integers.sum(dtype=torch.int64)
     return torch.stack([part.sum(dtype=torch.int64) for part in integers.split(_PART)]).sum()
+
+
+def checksums(
+    tensors: Iterable[torch.Tensor], of: Callable[[torch.Tensor], torch.Tensor] = checksum
+) -> list[int]:
+    """Return the sum of each, waiting once for the device.
+
+    Args:
+        tensors: on any devices.
+        of: `checksum`, or `placed_checksum`.
+    """
+    sums = [of(tensor) for tensor in tensors]
+    if not sums:
+        return []
+    on_host = start_copy_to_host(torch.stack([total.to(sums[0].device) for total in sums]))()
+    return list(map(int, on_host.tolist()))

@@ -6,13 +6,14 @@ from typing import final
 from torch import nn
 
 from lanewise.config import Equality
+from lanewise.data import LaneBatch
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import World
-from lanewise.reduce import Reducer
+from lanewise.reduce import LaneWork, Reducer
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class CollectiveDetector(Look):
                 f"{self._remedy}"
             )
 
-    def before_forward(self, turn: LaneTurn) -> None:
+    def before_forward(self, turn: LaneTurn, lane: LaneWork | LaneBatch) -> None:
         """Begin to count collectives."""
         if self._is_counting:
             self._num_collectives = self._world.num_collectives()

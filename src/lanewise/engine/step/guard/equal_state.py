@@ -1,45 +1,12 @@
 """Refuses what all processes should keep alike, once in a step, and do not."""
 
-from typing import final
-
 import torch
 from torch import nn
 
-from lanewise.engine.step.guard.look import Look
-from lanewise.engine.step.message import StepTotals
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn
-from lanewise.processes.device.accelerator import start_copy_to_host
-from lanewise.processes.device.tensor_bytes import placed_checksum
+from lanewise.processes.device.tensor_bytes import checksums, placed_checksum
 from lanewise.processes.world.shards import is_sharded
 from lanewise.processes.world.world import World
-
-
-@final
-class EqualState(Look):
-    """Compares buffers and frozen parameters between processes after the first step.
-
-    Args:
-        model: the module of this process.
-        world: the processes.
-    """
-
-    def __init__(self, model: nn.Module, world: World) -> None:
-        self._model = model
-        self._world = world
-        self._num_steps = 0
-        self._is_done = False
-
-    def begin(self, turn: LaneTurn) -> None:
-        """See `Look`. Collective."""
-        if self._num_steps and not self._is_done:
-            require_equal_state(self._model, self._world, turn.step - 1)
-            self._is_done = True
-
-    def finish(self, totals: StepTotals) -> bool:
-        """See `Look`."""
-        self._num_steps += 1
-        return self._is_done or self._world.world_size == 1
 
 
 def require_equal_state(model: nn.Module, world: World, step: int) -> None:
@@ -62,11 +29,7 @@ def require_equal_state(model: nn.Module, world: World, step: int) -> None:
         if not parameter.requires_grad and not is_sharded(parameter):
             named[f"parameter {name}"] = parameter
     named = {name: tensor for name, tensor in named.items() if tensor.layout is torch.strided}
-    own: dict[str, int] = {}
-    if named:
-        sums = [placed_checksum(tensor) for tensor in named.values()]
-        on_host = start_copy_to_host(torch.stack([total.to(sums[0].device) for total in sums]))()
-        own = dict(zip(named, on_host.tolist(), strict=True))
+    own = dict(zip(named, checksums(named.values(), placed_checksum), strict=True))
     first, *others = world.all_gather_tree(own)
     for rank, theirs in enumerate(others, 1):
         if different := [name for name in [*first, *theirs] if first.get(name) != theirs.get(name)]:

@@ -1,0 +1,244 @@
+"""Refuses what code of the user keeps besides parameters and buffers, where the run would depend on it.
+
+[Note: one look]
+Whatever can be reached may change, and most of it does so without harm: caches, counters for a log, what each
+forward sets anew. So nothing is refused because it changed. Where the first lane of a step changes a value,
+this lane runs twice more at the end of the next step, from equal weights, buffers and random numbers: if its
+result differs, it depends on such a value. What runs once in a step is not run again, since what it does to
+weights would add up: there a value counts if methods of the user read it, other than to add to it.
+
+The first two steps are looked at, and the two after each checkpoint; a step between them pays nothing. What
+acts rarely, or is of a dataset, is found by `lanewise verify`. See decision 26.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar, final
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from lanewise.data import LaneBatch, digest
+from lanewise.engine.buffers.buffers import StepState
+from lanewise.engine.buffers.pack import kept_buffers
+from lanewise.engine.reachable import Held, elements_of, is_used_in_lanes, setter_of, walk
+from lanewise.engine.step.guard.equal_state import require_equal_state
+from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.terms import LaneLoss
+from lanewise.errors import TaskError
+from lanewise.lanes import LaneTurn
+from lanewise.processes.device.nested import copied
+from lanewise.processes.device.random_state import kept_random_state, set_random_state
+from lanewise.processes.device.tensor_bytes import checksums
+from lanewise.processes.world.world import World
+from lanewise.reduce import LaneWork, Reducer
+
+NUM_LOOKS = 2
+"""How many steps are looked at, one after the other."""
+_MOST = 3
+"""How many names an error lists."""
+_ROUNDING = 1e-5
+"""What differs by less, where operators are not deterministic, is equal."""
+_INSTEAD = (
+    "self.progress says where the run is. Make a running statistic a buffer of the model (register_buffer), "
+    "which becomes the mean over the lanes. What is of the whole step is a buffer that step_state names, "
+    "written in after_update from what lanes gather (docs/state.md). Draw random numbers from the default "
+    "generators, which are seeded for every lane."
+)
+
+Seen: TypeAlias = Mapping[str, tuple[Held, str]]
+"""What was found, by name, with a digest of its value."""
+T = TypeVar("T")
+
+
+@final
+class Attributes(Look):
+    """Looks at what can be reached from a model and its task. See [Note: one look].
+
+    Besides it compares buffers between processes, and finds lanes that write buffers of the whole step.
+
+    Args:
+        reducer: holds the model.
+        world: the processes.
+        others: whatever else may hold state, by name; the task, if there is one.
+        step_state: the buffers that no lane may write.
+    """
+
+    def __init__(
+        self, reducer: Reducer, world: World, others: Mapping[str, object], step_state: StepState
+    ) -> None:
+        self._reducer, self._world = reducer, world
+        self._others, self._step_state = others, step_state
+        self._unsaved = ""
+        """What is to be said before a checkpoint."""
+        self._hook: RemovableHandle | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Look at the next steps."""
+        self._num_left = NUM_LOOKS
+        self._turn: LaneTurn | None = None
+        """That of the first lane that has samples."""
+        self._run: Callable[[], Any] | None = None
+        """Runs it again."""
+        self._changed: dict[str, Held] = {}
+        self._before: Seen | None = None
+
+    def begin(self, turn: LaneTurn) -> None:
+        """See `Look`. Collective."""
+        if self._before is None:
+            if self._num_left < NUM_LOOKS:
+                require_equal_state(self._reducer.replicas[0], self._world, turn.step - 1)
+            self._before, self._sums = self._look(), self._sums_of_step_state()
+
+    def before_forward(self, turn: LaneTurn, lane: LaneWork | LaneBatch) -> None:
+        """See `Look`."""
+        if self._turn is not None or not turn.positions or self._reducer.forward_is_collective:
+            return
+        self._turn, model = turn, self._reducer.replicas[0]
+        if isinstance(lane, LaneBatch):  # of a loop of the user's own
+            self._hook = model.register_forward_pre_hook(self._note_call, with_kwargs=True)
+        else:
+            data = copied(lane.batch.data)
+
+            def run() -> Any:
+                given = copied(data)  # which the forward may change
+                return lane.loss(lane.forward(model, given), given)
+
+            self._run = run
+
+    def _note_call(self, model: nn.Module, *given: Any) -> None:
+        """Note with which arguments a loop of the user's own calls its model first."""
+        args, kwargs = copied(given)
+        self._run = self._run or (lambda: model(*copied(args), **copied(kwargs)))
+
+    def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
+        """See `Look`."""
+        self._require_unwritten(turn, "forward or the loss")
+        if self._hook is not None:
+            self._hook.remove()
+
+    def after_backward(self, turn: LaneTurn) -> None:
+        """See `Look`."""
+        self._require_unwritten(turn, "backward")
+
+    def finish(self, totals: StepTotals) -> bool:
+        """See `Look`."""
+        self._num_left -= 1
+        assert self._before is not None
+        self._changed |= _changed(self._before, self._look())
+        self._before = None
+        if self._num_left > 0:
+            return False
+        run, names = self._run, list(self._changed)[:_MOST]
+        self._run, self._changed = None, {}
+        if run is not None and names and self._gives_two_results(run):
+            assert self._turn is not None
+            raise TaskError(
+                f"{', '.join(names)} changed in the forward, loss or backward of lanes, and lane "
+                f"{self._turn.lane} of step {self._turn.step + 1} depends on it: run twice more, from equal "
+                "weights, buffers and random state, it gave two results. Each process runs some of the lanes "
+                f"only, so every number of devices would train another model. {_INSTEAD}"
+            )
+        return True
+
+    def watched(self, run: Callable[[], T], what: str, *, until_saved: bool) -> T:
+        """Run what is run once in a step.
+
+        Raises:
+            TaskError: if it keeps something; where every process does the same, before a checkpoint only.
+        """
+        before = self._look()
+        returned = run()
+        now = self._look()
+        found = _changed(before, now)
+        for name, (held, _) in now.items():
+            if name not in before and isinstance(held.path[-1][0], list | deque):
+                found[name] = held
+        others = self._others.values()
+        if names := [name for name, held in found.items() if is_used_in_lanes(held, others, only_reads=True)]:
+            self._unsaved = (
+                f"{what} changes {', '.join(names[:_MOST])}, which no checkpoint has: a run that resumes "
+                f"would be another one. {_INSTEAD}"
+            )
+        if not until_saved:
+            self.require_saved()
+        return returned
+
+    def require_saved(self) -> None:
+        """Raise TaskError if something is kept that no checkpoint would have."""
+        if self._unsaved:
+            raise TaskError(self._unsaved)
+
+    def _look(self) -> Seen:
+        found = walk(self._reducer.replicas[0], self._others, into_datasets=False)
+        return {held.name: (held, _digest(held.value)) for held in found}
+
+    def _gives_two_results(self, run: Callable[[], Any]) -> bool:
+        """Run a lane twice, and tell whether its loss or gradient differs; numbers are put back."""
+        model, results = self._reducer.replicas[0], []
+        numbers = [held for held, _ in self._look().values() if isinstance(held.value, int | float)]
+        try:
+            for _ in range(2):
+                tensors: list[torch.Tensor] = []
+                with kept_random_state(), kept_buffers([model]):
+                    set_random_state(0)
+                    results.append([digest(run(), tensors=tensors), *tensors])
+                    roots = [tensor.sum() for tensor in tensors if tensor.requires_grad]
+                    results[-1] += (
+                        torch.autograd.grad(roots, self._reducer.parameters, allow_unused=True)
+                        if roots
+                        else ()
+                    )
+        except Exception:  # noqa: BLE001 - a loop may call its model in a context of its own
+            return False
+        finally:
+            for held in numbers:
+                if (put := setter_of(held)) is not None:
+                    put(held.value)
+        return not all(map(self._are_equal, *results))
+
+    def _are_equal(self, first: Any, second: Any) -> bool:
+        """Tell whether two results are equal, but for what operators add up in any order."""
+        if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+            return bool(first == second)
+        is_repeated = first.is_cpu or torch.are_deterministic_algorithms_enabled()
+        return torch.allclose(first, second, rtol=0.0 if is_repeated else _ROUNDING, atol=0.0, equal_nan=True)
+
+    def _sums_of_step_state(self) -> dict[str, int]:
+        places = self._step_state[0] if self._step_state else ()
+        tensors = {place.name: place.tensor for place in places if place.tensor is not None}
+        return dict(zip(tensors, checksums(tensors.values()), strict=True))
+
+    def _require_unwritten(self, turn: LaneTurn, where: str) -> None:
+        for name, total in self._sums_of_step_state().items():
+            if total != self._sums.get(name):
+                raise TaskError(
+                    f"buffer {name} changed in the {where} of lane {turn.lane} in step {turn.step + 1}, and "
+                    "step_state says that no lane writes it. Give what is new in Loss(..., gather=...) or "
+                    "total=..., and write the buffer in after_update, once in a step (docs/state.md); or "
+                    "leave it out of step_state: then it becomes the mean over the lanes."
+                )
+
+
+def _changed(before: Seen, now: Seen) -> dict[str, Held]:
+    """Return what has another value; what was None or absent was made late, which is no change."""
+    return {
+        name: held
+        for name, (held, digest_of) in before.items()
+        if held.value is not None and now.get(name, (held, digest_of))[1] != digest_of
+    }
+
+
+def _digest(value: Any) -> str:
+    """Return what tells whether a value is as it was; of what cannot be read it tells nothing."""
+    if isinstance(value, set | frozenset):
+        return str(len(value))  # its items may be anything
+    if isinstance(value, Iterator):
+        return repr(value)
+    with suppress(Exception):  # as of a tensor without elements
+        return digest(elements_of(value))
+    return ""
