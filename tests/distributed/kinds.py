@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -363,6 +364,185 @@ class NoiseInBackwardOfTerms(NoiseInBackward):
 
     def loss_weights(self, batch: Any) -> Any:
         return None
+
+
+# Attributes: of the task, the model, an object that they hold, a module's variables, the dataset.
+
+
+class CountInTask(Plain):
+    """A temperature that anneals with the forwards, which each process counts for itself."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        self.calls += 1
+        return super().loss(outputs, batch) * (1 + self.calls / 64)
+
+
+class CountedNet(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(points) * (1 + self.calls / 64)
+
+
+class CountInModel(Plain):
+    def build_model(self) -> nn.Module:
+        return CountedNet()
+
+
+class CountInHolder(CountInTask):
+    """In an object that the task holds, in a dict."""
+
+    def __init__(self) -> None:
+        self.held = {"state": SimpleNamespace(calls=0)}
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        self.held["state"].calls += 1
+        return Plain.loss(self, outputs, batch) * (1 + self.held["state"].calls / 64)
+
+
+CALLS = [0]
+
+
+class CountInVariable(Plain):
+    """In a variable of the module."""
+
+    def __init__(self) -> None:
+        CALLS[0] = 0
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        CALLS[0] += 1
+        return super().loss(outputs, batch) * (1 + CALLS[0] / 64)
+
+
+class CountInBackward(CountInTask):
+    """A hook that scales the gradient more with each call."""
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        outputs.register_hook(self.scale)
+        return Plain.loss(self, outputs, batch)
+
+    def scale(self, gradient: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return gradient * (1 + self.calls / 64)
+
+
+class LastOutputs(Plain):
+    """Compares the outputs with those of the micro-batch before."""
+
+    def __init__(self) -> None:
+        self.last = torch.zeros(1, 3)
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        last, self.last = self.last, outputs.detach()
+        return super().loss(outputs - 0.1 * last.mean(0), batch)
+
+
+class OwnGenerator(Plain):
+    def __init__(self) -> None:
+        self.rng = random.Random(7)
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        return super().loss(outputs, batch) * self.rng.random()
+
+
+class Harmless(CountInTask):
+    """A counter that enters nothing, a memo, what each forward sets anew, and a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: torch.Tensor | None = None
+        self.outputs, self.log = torch.zeros(0), []
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        self.calls += 1
+        if self.scale is None:
+            self.scale = torch.full((3,), 0.5)
+        self.outputs = outputs * self.scale
+        self.log.append(len(outputs))
+        return Plain.loss(self, self.outputs, batch)
+
+
+class CountInUpdate(Plain):
+    """A teacher that warms up, as in timm's and YOLO's averages."""
+
+    def build_model(self) -> nn.Module:
+        net: Any = Net()
+        net.updates = 0
+        return net
+
+    def after_update(self, model: Any, step: Any) -> None:
+        model.updates += 1
+        for mean, one in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+            mean.lerp_(one, 1 / (1 + model.updates))
+
+
+class TeacherOfUpdate(TeacherInTask):
+    """No part of the model, so that no checkpoint has it."""
+
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        return Plain.forward(self, model, batch) + self.teacher(batch[0])
+
+    def after_update(self, model: Any, step: Any) -> None:
+        self.teacher.weight.lerp_(model.student.weight, 0.1)
+
+
+class HarmlessUpdate(Plain):
+    """Counts what nothing reads."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def after_update(self, model: Any, step: Any) -> None:
+        self.updates += 1
+
+
+class CountingPoints(Points):
+    """Counts its reads, which loader processes do apart from each other: verify reads twice."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+class CountInDataset(Plain):
+    def train_dataset(self) -> Dataset[Any]:
+        self.points = CountingPoints()
+        return self.points
+
+
+class WritesLate(Plain):
+    """Lanes that write a buffer of the whole step, but not in the first steps."""
+
+    step_state = ("level",)
+
+    def build_model(self) -> nn.Module:
+        net: Any = Net()
+        net.register_buffer("level", torch.zeros(3))
+        return net
+
+    def forward(self, model: Any, batch: Any) -> torch.Tensor:
+        outputs = super().forward(model, batch)
+        if self.progress.number >= 3:
+            model.level.lerp_(outputs.detach().mean(0), 0.1)
+        return outputs + model.level
+
+
+class FrozenTeacher(Plain):
+    """In evaluation mode from `build_model` on, so that its statistics stay."""
+
+    def build_model(self) -> nn.Module:
+        net: Any = Net()
+        net.teacher = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).requires_grad_(False).eval()
+        return net
 
 
 # Losses of all samples.

@@ -19,6 +19,7 @@ from tests.distributed.tasks import configure, state_bytes, train
 from tests.unit.engine.own_loop.test_lanes import make_lanes
 
 _CHANGED = "changed in the forward or the loss of lane"
+_KEPT = "changed in the forward, loss or backward of lanes, and lane"
 _KINDS = {
     kinds.Plain: None,
     kinds.TeacherInForward: f"parameter teacher.weight {_CHANGED}",
@@ -33,7 +34,7 @@ _KINDS = {
     kinds.Criterion: "depends on task.criterion.weight, which needs a gradient and is in no model",
     kinds.Temperature: "depends on a tensor of shape (), which needs a gradient and is in no model",
     kinds.TemperatureOfAll: "depends on a tensor of shape (), which needs a gradient and is in no model",
-    kinds.CentreInTask: f"buffer task.criterion.centre {_CHANGED}",
+    kinds.CentreInTask: f"task.criterion.centre {_KEPT}",
     kinds.CentreOfWholeStep: None,
     kinds.TeacherWithStatistics: None,
     kinds.OldWeightNorm: None,
@@ -52,6 +53,19 @@ _KINDS = {
     kinds.QueueInLoss: None,
     kinds.QueueByRows: "the row_loss of QueueByRows changes task.queue",
     kinds.ChannelsLast: None,
+    kinds.CountInTask: f"task.calls {_KEPT}",
+    kinds.CountInModel: f"model.calls {_KEPT}",
+    kinds.CountInHolder: f"task.held.state.calls {_KEPT}",
+    kinds.CountInVariable: f"CALLS.0 {_KEPT}",
+    kinds.CountInBackward: f"task.calls {_KEPT}",
+    kinds.LastOutputs: f"task.last {_KEPT}",
+    kinds.OwnGenerator: f"task.rng {_KEPT}",
+    kinds.Harmless: None,
+    kinds.CountInUpdate: "after_update changes model.updates, which no checkpoint has",
+    kinds.TeacherOfUpdate: "after_update changes task.teacher.weight, which no checkpoint has",
+    kinds.HarmlessUpdate: None,
+    kinds.CountInDataset: None,
+    kinds.FrozenTeacher: None,
 }
 """For each task the error that ends it; None: it leaves the same bytes."""
 _DRAWS = "drew random numbers from "

@@ -241,7 +241,8 @@ def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from (("function", value.func), ("args", value.args), ("keywords", value.keywords))
     elif isinstance(value, nn.Module):  # one that is not part of the model
         yield from (item for item in vars(value).items() if item[0] not in _OF_TORCH)
-        yield from chain(value._parameters.items(), value._buffers.items(), value._modules.items())
+        yield from value.named_parameters(recurse=False)
+        yield from chain(value.named_buffers(recurse=False), value.named_children())
     else:
         yield from getattr(value, "__dict__", {}).items()
         yield from _slots_of(value)

@@ -11,14 +11,14 @@ The first two steps are looked at, and the two after each checkpoint; a step bet
 acts rarely, or is of a dataset, is found by `lanewise verify`. See decision 26.
 """
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, final
 
 import torch
-from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from lanewise.data import LaneBatch, digest
 from lanewise.engine.buffers.buffers import StepState
@@ -40,7 +40,7 @@ NUM_LOOKS = 2
 """How many steps are looked at, one after the other."""
 _MOST = 3
 """How many names an error lists."""
-_ROUNDING = 1e-5
+_ROUNDING = 1e-4
 """What differs by less, where operators are not deterministic, is equal."""
 _INSTEAD = (
     "self.progress says where the run is. Make a running statistic a buffer of the model (register_buffer), "
@@ -74,7 +74,6 @@ class Attributes(Look):
         self._others, self._step_state = others, step_state
         self._unsaved = ""
         """What is to be said before a checkpoint."""
-        self._hook: RemovableHandle | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -96,13 +95,11 @@ class Attributes(Look):
 
     def before_forward(self, turn: LaneTurn, lane: LaneWork | LaneBatch) -> None:
         """See `Look`."""
-        if self._turn is not None or not turn.positions or self._reducer.forward_is_collective:
+        if self._turn is not None or self._reducer.forward_is_collective:
             return
-        self._turn, model = turn, self._reducer.replicas[0]
-        if isinstance(lane, LaneBatch):  # of a loop of the user's own
-            self._hook = model.register_forward_pre_hook(self._note_call, with_kwargs=True)
-        else:
-            data = copied(lane.batch.data)
+        # In a loop of the user's own it is a batch, whose forward is not known.
+        if not isinstance(lane, LaneBatch) and lane.batch.has_samples:
+            self._turn, model, data = turn, self._reducer.replicas[0], copied(lane.batch.data)
 
             def run() -> Any:
                 given = copied(data)  # which the forward may change
@@ -110,16 +107,9 @@ class Attributes(Look):
 
             self._run = run
 
-    def _note_call(self, model: nn.Module, *given: Any) -> None:
-        """Note with which arguments a loop of the user's own calls its model first."""
-        args, kwargs = copied(given)
-        self._run = self._run or (lambda: model(*copied(args), **copied(kwargs)))
-
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """See `Look`."""
         self._require_unwritten(turn, "forward or the loss")
-        if self._hook is not None:
-            self._hook.remove()
 
     def after_backward(self, turn: LaneTurn) -> None:
         """See `Look`."""
@@ -133,12 +123,12 @@ class Attributes(Look):
         self._before = None
         if self._num_left > 0:
             return False
-        run, names = self._run, list(self._changed)[:_MOST]
+        run, names = self._run, list(self._changed)
         self._run, self._changed = None, {}
-        if run is not None and names and self._gives_two_results(run):
+        if run is not None and names and self._gives_two_results(run, names):
             assert self._turn is not None
             raise TaskError(
-                f"{', '.join(names)} changed in the forward, loss or backward of lanes, and lane "
+                f"{', '.join(names[:_MOST])} changed in the forward, loss or backward of lanes, and lane "
                 f"{self._turn.lane} of step {self._turn.step + 1} depends on it: run twice more, from equal "
                 "weights, buffers and random state, it gave two results. Each process runs some of the lanes "
                 f"only, so every number of devices would train another model. {_INSTEAD}"
@@ -177,36 +167,32 @@ class Attributes(Look):
         found = walk(self._reducer.replicas[0], self._others, into_datasets=False)
         return {held.name: (held, _digest(held.value)) for held in found}
 
-    def _gives_two_results(self, run: Callable[[], Any]) -> bool:
-        """Run a lane twice, and tell whether its loss or gradient differs; numbers are put back."""
-        model, results = self._reducer.replicas[0], []
-        numbers = [held for held, _ in self._look().values() if isinstance(held.value, int | float)]
+    def _gives_two_results(self, run: Callable[[], Any], names: Iterable[str]) -> bool:
+        """Run a lane twice, and tell whether its loss or gradient differs; put back numbers among `names`."""
+        model, digests, norms = self._reducer.replicas[0], [], []
+        now = self._look()
+        numbers = [
+            now[name][0] for name in names if name in now and isinstance(now[name][0].value, int | float)
+        ]
         try:
             for _ in range(2):
-                tensors: list[torch.Tensor] = []
+                tensors: list[Any] = []
                 with kept_random_state(), kept_buffers([model]):
                     set_random_state(0)
-                    results.append([digest(run(), tensors=tensors), *tensors])
+                    digests.append(digest(run(), tensors=tensors))
                     roots = [tensor.sum() for tensor in tensors if tensor.requires_grad]
-                    results[-1] += (
-                        torch.autograd.grad(roots, self._reducer.parameters, allow_unused=True)
-                        if roots
-                        else ()
-                    )
-        except Exception:  # noqa: BLE001 - a loop may call its model in a context of its own
+                    if roots:
+                        tensors += torch.autograd.grad(roots, self._reducer.parameters, allow_unused=True)
+                norms.append([_norm(tensor) for tensor in tensors if tensor is not None])
+        except Exception:  # noqa: BLE001 - such as of a forward that cannot run again, or of full memory
             return False
         finally:
             for held in numbers:
                 if (put := setter_of(held)) is not None:
                     put(held.value)
-        return not all(map(self._are_equal, *results))
-
-    def _are_equal(self, first: Any, second: Any) -> bool:
-        """Tell whether two results are equal, but for what operators add up in any order."""
-        if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
-            return bool(first == second)
-        is_repeated = first.is_cpu or torch.are_deterministic_algorithms_enabled()
-        return torch.allclose(first, second, rtol=0.0 if is_repeated else _ROUNDING, atol=0.0, equal_nan=True)
+        is_repeated = self._world.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        are_close = partial(math.isclose, rel_tol=0.0 if is_repeated else _ROUNDING)
+        return digests[0] != digests[1] or not all(map(are_close, *norms))
 
     def _sums_of_step_state(self) -> dict[str, int]:
         places = self._step_state[0] if self._step_state else ()
@@ -231,6 +217,12 @@ def _changed(before: Seen, now: Seen) -> dict[str, Held]:
         for name, (held, digest_of) in before.items()
         if held.value is not None and now.get(name, (held, digest_of))[1] != digest_of
     }
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    """Return the norm of a tensor; where it is not finite, that is all that is told."""
+    widened = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+    return float(torch.linalg.vector_norm(widened).nan_to_num(-1.0, -1.0, -1.0))
 
 
 def _digest(value: Any) -> str:
