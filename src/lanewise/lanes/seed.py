@@ -18,12 +18,15 @@ def lane_seed(seed: int, step: int, lane: int, repeat: int = 0) -> int:
 
     If a step goes through its lanes several times, for one model after the other, `repeat` counts the times.
     """
-    return _digest(f"lane {seed} {step} {lane} {repeat}" if repeat else f"lane {seed} {step} {lane}")
+    return _digest(f"lane {seed} {step} {lane}", repeat)
 
 
-def backward_seed(seed: int, step: int, lane: int) -> int:
-    """Return the seed of a lane's backward where anything else ran since its forward: a loss of all lanes."""
-    return _digest(f"backward {seed} {step} {lane}")
+def backward_seed(seed: int, step: int, lane: int, repeat: int = 0) -> int:
+    """Return the seed of a lane's backward where anything else ran since its forward: a loss of all lanes.
+
+    `repeat` as in `lane_seed`.
+    """
+    return _digest(f"backward {seed} {step} {lane}", repeat)
 
 
 def update_seed(seed: int, step: int, repeat: int = 0) -> int:
@@ -31,7 +34,7 @@ def update_seed(seed: int, step: int, repeat: int = 0) -> int:
 
     `repeat` as in `lane_seed`.
     """
-    return _digest(f"update {seed} {step} {repeat}" if repeat else f"update {seed} {step}")
+    return _digest(f"update {seed} {step}", repeat)
 
 
 def after_update_seed(seed: int, step: int) -> int:
@@ -39,12 +42,14 @@ def after_update_seed(seed: int, step: int) -> int:
     return _digest(f"after update {seed} {step}")
 
 
-def batch_loss_seed(seed: int, step: int, lane: int | None = None, *, evaluates: bool = False) -> int:
+def batch_loss_seed(
+    seed: int, step: int, lane: int | None = None, *, repeat: int = 0, evaluates: bool = False
+) -> int:
     """Return the seed of a loss of all samples of a step, or of the part of it that is of a lane's samples.
 
-    In an evaluation `step` counts the lanes' micro-batches.
+    `repeat` as in `lane_seed`. In an evaluation `step` counts the lanes' micro-batches.
     """
-    return _digest(f"batch loss {seed} {step} {lane}{' evaluation' * evaluates}")
+    return _digest(f"batch loss {seed} {step} {lane}{' evaluation' * evaluates}", repeat)
 
 
 def evaluation_seed(seed: int, step: int, lane: int) -> int:
@@ -98,10 +103,10 @@ def sample_seed(seed: int, epoch: int, sample_index: int) -> int:
     return _digest(f"sample {seed} {epoch} {sample_index}")
 
 
-def _digest(text: str) -> int:
+def _digest(text: str, repeat: int = 0) -> int:
     """Hash to 64 bits. Decimal text keeps it well defined for an integer of any size."""
     digest = _EMPTY.copy()  # a third faster than a new one
-    digest.update(text.encode())
+    digest.update((f"{text} {repeat}" if repeat else text).encode())
     return int.from_bytes(digest.digest(), "little")
 
 

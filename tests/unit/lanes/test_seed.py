@@ -4,7 +4,16 @@ import itertools
 
 import pytest
 
-from lanewise.lanes.seed import lane_seed, metric_seed, model_seed, read_seed, sample_seed, update_seed
+from lanewise.lanes.seed import (
+    backward_seed,
+    batch_loss_seed,
+    lane_seed,
+    metric_seed,
+    model_seed,
+    read_seed,
+    sample_seed,
+    update_seed,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +28,13 @@ from lanewise.lanes.seed import lane_seed, metric_seed, model_seed, read_seed, s
         (read_seed(0, (0, 0), "", 0, 0, 0), 0x70FF5AF5624AF61C),
         (read_seed(1, (2, 3), "test", 4, 5, 6), 0x5D3572363F5363FE),
         (metric_seed(0, "test"), 0xD406450F00D8CCBE),
+        (lane_seed(1, 2, 3, 4), 0xE3D81DED8164C2C7),
+        (update_seed(1, 2), 0xE5699557B9AD3BFC),
+        (update_seed(1, 2, 3), 0xC6526D81D027D48C),
+        (backward_seed(1, 2, 3), 0xBF070E88F331FFDD),
+        (batch_loss_seed(1, 2), 0x0E92B9399D6C09B6),
+        (batch_loss_seed(1, 2, 3), 0x8D0F18A4EF51C2F0),
+        (batch_loss_seed(1, 2, 3, evaluates=True), 0x293042F1CA499D78),
     ],
 )
 def test_seeds_never_change(seed, golden):

@@ -212,7 +212,7 @@ class Step:
                 pass_.feed, pass_.message, prepared.placement, prepared.equality, seed, own
             )
         shared = prepared.shared[model]
-        shared.loss = own
+        shared.loss, shared.repeat = own, num_passes
         for lane, share in shared.of(iter(self._batches)):
             pass_.backward(lane.batch, share, own.what)
         self._end(pass_)

@@ -115,7 +115,7 @@ class SharedLoss(LaneLosses):
         seed: int,
         loss: WholeLoss,
     ) -> None:
-        self.loss = loss
+        self.loss, self.repeat = loss, 0
         self._feed = feed
         self._reducer, self._world, self._phases = feed.reducer, feed.world, feed.phases
         self._message = message
@@ -150,7 +150,7 @@ class SharedLoss(LaneLosses):
                 assert lane.model is not None
                 loss = shares[lane.batch.turn.lane].of_lane(lane.model, values)
             # The loss drew since the forward, or on several lanes another forward did.
-            set_random_state(backward_seed(self._seed, turn.step, lane.batch.turn.lane))
+            set_random_state(backward_seed(self._seed, turn.step, lane.batch.turn.lane, self.repeat))
             yield lane, loss
 
     def _runs_twice(self, turn: LaneTurn) -> bool:
@@ -208,7 +208,7 @@ class SharedLoss(LaneLosses):
         if not outputs.rows:
             self._message.agree_on_unit(0.0, is_of_all=True)
             return {}
-        set_random_state(batch_loss_seed(self._seed, turn.step))
+        set_random_state(batch_loss_seed(self._seed, turn.step, repeat=self.repeat))
         computed = self._compute(outputs, slice(0, outputs.num_samples), turn)
         if computed.loss.sum is not None:
             self._message.common_loss = computed.loss.sum.detach()
@@ -278,7 +278,7 @@ class SharedLoss(LaneLosses):
                 continue
             flat = torch.zeros_like(flat)
             if lane in outputs.rows:
-                set_random_state(batch_loss_seed(self._seed, turn.step, lane))
+                set_random_state(batch_loss_seed(self._seed, turn.step, lane, repeat=self.repeat))
                 made = self._compute(outputs, outputs.rows[lane], turn)
                 computed[lane] = made.loss, made.of_parameters
                 torch.cat(

@@ -308,6 +308,38 @@ def test_every_pass_of_a_step_has_the_same_batches_and_other_random_numbers():
     assert len({number for number, _ in drawn}) == len(drawn)
 
 
+def draws_of_batch_losses(world) -> list[float]:
+    """Return what each pass of a step draws in its forward, its loss and its backward."""
+    drawn: list[float] = []
+
+    class Drawing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, inputs):
+            return inputs.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            drawn.append(torch.rand(()).item())
+            return gradient
+
+    def loss(outputs: torch.Tensor) -> torch.Tensor:
+        drawn.append(torch.rand(()).item())
+        return outputs.square().mean()
+
+    lanes = make_lanes(world)
+    models = [lanes.prepare(nn.Linear(2, 1)) for _ in range(2)]
+    for step in lanes.steps(Points()):
+        for model in (*models, models[0]):
+            step.batch_loss(lambda batch, model=model: Drawing.apply(model(batch)), loss, model)
+    return drawn
+
+
+def test_every_loss_of_all_samples_in_a_step_draws_other_random_numbers():
+    """Its loss and its backward drew the numbers of the first pass again."""
+    drawn = run_distributed(draws_of_batch_losses, 1)[0]
+    assert len(set(drawn)) == len(drawn)
+
+
 def draws_of_one(world):
     lanes = make_lanes(world)
     model = lanes.prepare(nn.Linear(2, 1))
