@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import final
@@ -18,6 +19,10 @@ _SECONDS_BETWEEN_QUESTIONS = 0.1
 _SECONDS_FOR_RANK_0 = 5.0
 """How much longer the others wait: rank 0 knows who did not come."""
 _FOR_EVER = timedelta(days=1000)
+_stores: dict[Environment, dist.TCPStore] = {}
+"""The stores of this process. They stay: where it keeps one, the port stays in use, and others may still ask."""
+_num_meetings = Counter[Environment]()
+"""How often this process met the others: a program may train several times."""
 
 
 @final
@@ -40,13 +45,17 @@ class Meeting:
         keeper = "torchrun's agent" if environment.has_agent_store else "rank 0"
         self._place = f"{address}:{port}, which {keeper} keeps,"
         timeout = _FOR_EVER if timeout_seconds is None else timedelta(seconds=timeout_seconds)
-        try:
-            self._torchs = dist.TCPStore(
-                address, port, is_master=environment.keeps_store, wait_for_workers=False, timeout=timeout
-            )
-        except dist.DistError as error:
-            why = str(error).partition("\n")[0]
-            raise WorldError(f"there is no store at {address}:{port}, where processes meet: {why}") from error
+        if environment not in _stores:
+            try:
+                _stores[environment] = dist.TCPStore(
+                    address, port, is_master=environment.keeps_store, wait_for_workers=False, timeout=timeout
+                )
+            except dist.DistError as error:
+                why = str(error).partition("\n")[0]
+                raise WorldError(
+                    f"there is no store at {address}:{port}, where processes meet: {why}"
+                ) from error
+        self._torchs = _stores[environment]
         self._store = TimedStore(self._torchs.clone(), self._place)  # type: ignore[attr-defined]
         self.channel = Channel(
             self._store,
@@ -56,6 +65,8 @@ class Meeting:
             keeps_store=environment.keeps_store,
             start=self._arrive(),
         )
+        _num_meetings[environment] += 1
+        self._number = _num_meetings[environment]
 
     @property
     def store(self) -> dist.Store:
@@ -79,9 +90,8 @@ class Meeting:
             while not self._store.has(*keys):
                 missing = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
                 self._require_time(deadline, missing)
-            self._store.set(
-                f"{channel.start}/begun", json.dumps(self.environment.is_restarted or channel.start > 1)
-            )
+            is_restarted = self.environment.is_restarted or channel.start > self._number
+            self._store.set(f"{channel.start}/begun", json.dumps(is_restarted))
         while not self._store.has(f"{channel.start}/begun"):
             if self._store.add("starts", 0) > channel.start:  # this process had come to an earlier start
                 channel.start = self._arrive()
@@ -92,11 +102,12 @@ class Meeting:
     def agree(self, choose: Callable[[], str]) -> str:
         """Return what rank 0 chose, in the first start of a launch. Collective: every rank must call this."""
         deadline = time.monotonic() + self._timeout_seconds
-        if self.environment.rank == 0 and not self._store.has("agreed"):
-            self._store.set("agreed", choose())
-        while not self._store.has("agreed"):
+        key = f"agreed/{self._number}"
+        if self.environment.rank == 0 and not self._store.has(key):
+            self._store.set(key, choose())
+        while not self._store.has(key):
             self._require_time(deadline, [0])
-        return self._store.get("agreed").decode()
+        return self._store.get(key).decode()
 
     def _arrive(self) -> int:
         """Return the number of the start to which this process belongs.

@@ -1,12 +1,26 @@
 """Processes that meet, in one start of a world and in the next."""
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from lanewise.errors import WorldError
+from lanewise.processes.watch import meeting as module
 from lanewise.processes.watch.meeting import Meeting
 from tests.unit.processes.watch.store import make_environment, make_store
+
+
+@pytest.fixture(autouse=True)
+def _forgets() -> None:
+    forget()
+
+
+def forget() -> None:
+    """Forget the meetings of a process, as the next start does, which is another process."""
+    module._stores.clear()
+    module._num_meetings.clear()
 
 
 def meet(port: int, rank: int, world_size: int, seconds: float = 20.0, **further: bool) -> tuple[int, bool]:
@@ -16,6 +30,13 @@ def meet(port: int, rank: int, world_size: int, seconds: float = 20.0, **further
 
 
 def meet_all(port: int, world_size: int, order=None, **further: bool) -> list[tuple[int, bool]]:
+    """Meet in a start with fresh processes."""
+    forget()
+    return meet_again(port, world_size, order, **further)
+
+
+def meet_again(port: int, world_size: int, order=None, **further: Any) -> list[tuple[int, bool]]:
+    """Meet in the same processes."""
     with ThreadPoolExecutor(world_size) as threads:
         started = {
             rank: threads.submit(meet, port, rank, world_size, **further)
@@ -81,5 +102,19 @@ def test_what_rank_0_chose_in_the_first_start_is_what_all_get_in_every_start():
         return meeting.agree(lambda: answer)
 
     for answers in (("first", "other"), ("second", "another")):
+        forget()
         with ThreadPoolExecutor(2) as threads:
             assert list(threads.map(choose, (0, 1), answers)) == ["first", "first"]
+    with ThreadPoolExecutor(2) as threads:  # the next run of the same processes is another one
+        assert list(threads.map(choose, (0, 1), ("third", ""))) == ["third", "third"]
+
+
+def test_a_program_that_trains_several_times_begins_anew_each_time_and_rank_0_keeps_its_port():
+    """The second run found its address in use; with a store of torchrun it was taken for the first one again,
+    and went on with what lay in its folder."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for number in (1, 2, 3):
+        assert meet_again(port, 2, has_agent_store=False, seconds=20.0 + number) == [(number, False)] * 2
+    module._num_meetings.clear()  # a restart of the program, whose first run may have begun
+    assert meet_again(port, 2, has_agent_store=False) == [(4, True)] * 2
