@@ -19,6 +19,11 @@ from lanewise.cli.main import main
 main(sys.argv[1:])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # in KiB
 """
+PLOTS = """
+[...document.querySelectorAll(".plot")].map((plot) =>
+  [plot.clientWidth, plot.querySelector(".main-svg")?.clientWidth, plot._fullLayout?.font.color])
+"""
+"""The width of each chart's place, its own, and its colour; null where it is not drawn."""
 WITH_BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="not installed: chromium (Debian: chromium)")
 
 
@@ -85,8 +90,12 @@ def metrics_of(run_dir: Path, name: str) -> dict[int, float]:
 
 
 @WITH_BROWSER
-def test_the_tables_have_the_numbers_of_metrics_jsonl(browser, runs):
+def test_all_charts_are_drawn_and_tables_have_the_numbers_of_metrics_jsonl(browser, runs):
+    """Out of sight there was no chart, so that a picture of the whole page had empty places."""
     page = open_page(browser, report(runs, "one"))
+    drawn = [(place, width) for place, width, _ in page.evaluate(PLOTS)]
+    assert len(drawn) > 5
+    assert [width for _, width in drawn] == [place for place, _ in drawn]
     head, *rows = rows_of(page, "Loss")
     assert head == ["step", "train/loss"]
     expected = metrics_of(runs / "one", "train/loss")
@@ -155,20 +164,12 @@ def test_nobody_is_kept_out(browser, runs, scheme, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-PLOTS = """
-[...document.querySelectorAll(".plot")].map((plot) =>
-  [plot.clientWidth, plot.querySelector(".main-svg")?.clientWidth, plot._fullLayout?.font.color])
-"""
-"""The width of each chart's place, its own, and its colour; null where it is not drawn."""
-
-
 @pytest.mark.slow
 @WITH_BROWSER
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_paper_all_charts_are_drawn_and_dark_on_white(browser, runs, scheme):
-    """Those that had not come into sight were empty."""
+    """Those that had not come into sight were once empty."""
     page = open_page(browser, report(runs, "one"), scheme=scheme)
-    assert None in [width for _, width, _ in page.evaluate(PLOTS)]
     page.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = {PLOTS}; }})")
     page.pdf()
     printed = page.evaluate("window.printed")

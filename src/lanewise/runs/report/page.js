@@ -1,11 +1,10 @@
 "use strict";
-// Draws the charts of the page, when they come into sight, and writes their numbers into tables.
+// Draws the charts of the page, and writes their numbers into tables.
 const data = JSON.parse(document.getElementById("data").textContent);
 const form = document.getElementById("controls");
 const COLORS = ["#3b82f6", "#f97316", "#10a37f", "#d946ef", "#eab308", "#ef4444", "#06b6d4", "#8b5cf6"];
 const DASHES = ["solid", "dot", "dash", "dashdot", "longdash"];
 const AXES = {step: "steps", samples: "samples", time: "seconds since the first start"};
-const drawn = new Set();
 
 // Plotly takes some of HTML's tags in texts, which may be a stranger's.
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -71,7 +70,6 @@ function layoutOf(chart) {
 }
 
 function draw(chart) {
-  drawn.add(chart);
   const options = {displayModeBar: false, responsive: true};
   Plotly.react(document.getElementById(`plot-${chart.id}`), tracesOf(chart), layoutOf(chart), options);
 }
@@ -119,22 +117,17 @@ for (const chart of data.charts) {
   const details = document.getElementById(`numbers-${chart.id}`);
   details.addEventListener("toggle", () => details.open && fill(details.querySelector("table"), chart));
 }
-const seen = new IntersectionObserver((entries) => {
-  for (const entry of entries.filter((one) => one.isIntersecting)) {
-    draw(data.charts.find((chart) => `plot-${chart.id}` === entry.target.id));
-    seen.unobserve(entry.target);
-  }
-}, {rootMargin: "100%"});
-for (const chart of data.charts) seen.observe(document.getElementById(`plot-${chart.id}`));
+// All of them, not as they come into sight: a picture of the whole page scrolls nowhere.
+for (const chart of data.charts) draw(chart);
 
 function drawAgain() {
-  for (const chart of drawn) draw(chart);
+  for (const chart of data.charts) draw(chart);
   for (const chart of data.charts) {
     const details = document.getElementById(`numbers-${chart.id}`);
     if (details.open) fill(details.querySelector("table"), chart);
   }
 }
-// On paper there is no scrolling into sight, and no dark.
+// On paper there is no dark.
 addEventListener("beforeprint", () => {
   document.documentElement.classList.add("printing");
   for (const chart of data.charts) draw(chart);
