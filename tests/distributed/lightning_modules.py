@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
-from torchmetrics import MeanSquaredError
+from torchmetrics import MeanSquaredError, PearsonCorrCoef
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 import lanewise
@@ -133,6 +133,7 @@ class Regression(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.correlation = PearsonCorrCoef()
 
     def loss(self, batch: Any) -> torch.Tensor:
         return F.huber_loss(self.net(batch[0])[:, 0], batch[0].sum(1))
@@ -145,6 +146,10 @@ class Regression(lightning.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = self.loss(batch)
         self.log("loss", loss)
+        tokens = batch[2].flatten()
+        self.log("small", (tokens < 5).float().mean(), batch_size=int(tokens.sum()))
+        self.correlation.update(self.net(batch[0])[:, 0], batch[0].sum(1))
+        self.log("correlation", self.correlation)
         return loss
 
     def configure_optimizers(self) -> Any:
@@ -253,13 +258,15 @@ def train_by_the_library(world: Any, global_batch_size: int) -> dict[str, Any]:
     return found
 
 
-def train_and_use(world: Any, case: str, devices: int, run_dir: str, evaluate: Any = None) -> dict[str, Any]:
+def train_and_use(
+    world: Any, case: str, devices: int, run_dir: str, global_size: int = 12, evaluate: Any = None
+) -> dict[str, Any]:
     """Train from end to end, and evaluate by the library what the module has then."""
     module = build(case)
     result = train(
         module,
         Points(),
-        batch={"global_batch_size": 12},
+        batch={"global_batch_size": global_size},
         train={"epochs": 2, "run_dir": run_dir},
         distributed={"devices": devices, "equality": "exact"},
         evaluate=evaluate or {},
@@ -313,6 +320,37 @@ class Annealed(Autoencoder):
 class Noisy(Autoencoder):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         return super().training_step([batch[0] + torch.randn_like(batch[0])], batch_idx)
+
+
+class ClassWeighted(Classifier):
+    """Its loss says so, though one of a micro-batch of one class is a plain mean."""
+
+    def training_step(self, batch: Any) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1], weight=torch.tensor([1.0, 9.0, 9.0]))
+
+
+class OfPositives(Classifier):
+    """Its mean is over the few samples of one class."""
+
+    def training_step(self, batch: Any) -> Any:
+        is_positive = batch[1] == 2
+        losses = F.cross_entropy(self(batch[0]), batch[1], reduction="none")
+        return losses.where(is_positive, 0.0).sum() / is_positive.sum().clamp(min=1)
+
+
+def what_is_said_of_sorted_data(world: Any) -> dict[str, str]:
+    """Return what is said by module, and for `none` where no sample shows anything."""
+    classes = torch.tensor([0] * 60 + [1] * 36 + [2] * 4)
+    data = {"ClassWeighted": classes, "OfPositives": classes, "none": classes.clamp(max=1)}
+    said = {}
+    for name, labels in data.items():
+        loader = DataLoader(TensorDataset(torch.randn(100, 6), labels), batch_size=4)
+        module = {"ClassWeighted": ClassWeighted}.get(name, OfPositives)()
+        try:
+            read(module, loader, train={"epochs": 1, "run_dir": "unused"})
+        except LanewiseError as error:
+            said[name] = str(error)
+    return said
 
 
 def what_is_said(world: Any) -> dict[str, str]:

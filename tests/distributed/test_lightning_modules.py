@@ -88,11 +88,24 @@ def test_a_run_validates_as_the_library_does(tmp_path):
 def test_the_module_gets_the_best_weights_where_the_run_keeps_them(tmp_path):
     """It got the last ones. And a run ended after its first epoch, where validation logs what it returns."""
     highest = {"best": "val/loss", "best_mode": "max"}  # that of the first epoch
-    found = call("train_and_use", "regression", 1, str(tmp_path / "run"), highest)
+    found = call("train_and_use", "regression", 1, str(tmp_path / "run"), 12, highest)
     step, best = found["best"]
     assert (step, found["ours"].keys()) == (2, {"val/loss"})
     assert found["theirs"]["loss"] == pytest.approx(best)
     assert best > found["ours"]["val/loss"]
+
+
+def test_a_validation_may_log_the_loss_that_it_returns(tmp_path):
+    """The run ended after its first epoch, as there were two values of one name."""
+    found = call("train_and_use", "regression", 1, str(tmp_path / "run"))
+    assert found["ours"]["val/loss"] == pytest.approx(found["theirs"]["loss"])
+
+
+def test_what_a_validation_logs_is_a_mean_over_samples_or_what_they_count(tmp_path):
+    """Of 9 samples in fours the last counted as much as four, and a correlation of three parts ended it."""
+    found = call("train_and_use", "regression", 1, str(tmp_path / "run"), 4)
+    assert {"loss", "small", "correlation"} == set(found["theirs"])
+    assert found["ours"] == {f"val/{name}": pytest.approx(value) for name, value in found["theirs"].items()}
 
 
 def test_what_a_run_does_not_do_is_refused_by_name():
@@ -105,6 +118,14 @@ def test_what_a_run_does_not_do_is_refused_by_name():
     assert "uses batch_idx, which depends on the number of devices" in said["Indexed"]
     assert "asks for trainer.current_epoch, which nothing here has" in said["Annealed"]
     assert "training_step draws random numbers in evaluation mode" in said["Noisy"]
+
+
+def test_of_sorted_data_all_classes_are_looked_at():
+    """The first samples, of one class, were: there these losses are, or seem to be, means over samples."""
+    said = call("what_is_said_of_sorted_data")
+    assert "as its cross_entropy has a weight: it is no mean over samples. Return" in said["ClassWeighted"]
+    assert "for one of them: it is no mean over samples. Return" in said["OfPositives"]
+    assert "is 0 or NaN in each micro-batch. Return" in said["none"]
 
 
 def test_of_a_loader_all_is_read_or_it_is_refused():

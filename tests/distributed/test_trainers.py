@@ -113,6 +113,7 @@ def test_what_a_run_does_not_do_is_refused_and_its_neighbours_are_read():
     said = call("what_is_said")
     for name in ("among themselves", "clip"):
         assert "of 4 samples is not what they add up to one by one" in said[name]
+    assert "weights of their own, as its cross_entropy has a weight. Write a Task" in said["weighted"]
     assert "it must be a sum that is divided by it, or a mean that ignores it" in said["penalty"]
     assert "the ReduceLROnPlateau is stepped with a metric" in said["plateau"]
     assert "Seq2SeqTrainingArguments.predict_with_generate is True" in said["generation"]

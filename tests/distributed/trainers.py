@@ -132,12 +132,20 @@ def with_a_penalty(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any) 
     return smoothed_mean(outputs, labels, num_items_in_batch) + outputs.logits.square().mean()
 
 
+def weighted_by_class(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any) -> torch.Tensor:
+    """Return a mean under weights, which of samples of one class is a plain one."""
+    labels = torch.zeros_like(labels)
+    weight = 1.0 + torch.arange(outputs.logits.shape[-1])
+    return torch.nn.functional.cross_entropy(outputs.logits, labels, weight)
+
+
 def what_is_said(world: Any) -> dict[str, str]:
     """Return what is said of trainers, by a word for each; empty where they are read."""
     plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_dataset": [1], "eval_strategy": "epoch"}
     generation = {"trainer_class": Seq2SeqTrainer, "predict_with_generate": True}
     return {
         "among themselves": refused("bert tokens", compute_loss_func=among_themselves),
+        "weighted": refused("bert sequences", compute_loss_func=weighted_by_class),
         "clip": refused("clip"),
         "penalty": refused("bert tokens", compute_loss_func=with_a_penalty),
         "plateau": refused("bert tokens", **plateau),

@@ -40,10 +40,10 @@ def test_a_metric_may_have_a_name_that_begins_as_the_loss_does(monkeypatch):
     """Terms of the loss were told from metrics by their names: these were added to it, and vanished."""
     parts = {"loss ce": 2.0, "loss 0": 3.0, "0": 4.0}
     monkeypatch.setattr(
-        Reports, "metrics", staticmethod(lambda inputs: {k: (v, 1.0) for k, v in parts.items()})
+        Reports, "metrics", staticmethod(lambda _: {name: (value, 1.0) for name, value in parts.items()})
     )
     values = build_run(reporting(), CPU).evaluation.run()[0]
-    monkeypatch.setattr(Reports, "metrics", staticmethod(lambda inputs: None))
+    monkeypatch.setattr(Reports, "metrics", staticmethod(lambda _: None))
     alone = build_run(reporting(), CPU).evaluation.run()[0]
     assert values == alone | {f"test/{name}": value for name, value in parts.items()}
 

@@ -57,7 +57,7 @@ OTHERS: dict[str, Callable[[], object]] = {
     "mean and penalty": lambda: OUTPUTS.mean() + 0.1 * OUTPUTS.square().sum(),
     "divided": lambda: F.cross_entropy(OUTPUTS, CLASSES, reduction="sum") / 4,
     "of a mask": lambda: (OUTPUTS * TARGETS).sum() / TARGETS.sum(),
-    "of another kind": lambda: OUTPUTS.norm(),
+    "of another kind": OUTPUTS.norm,
     "an output": lambda: OUTPUTS[0, 0],
     "a Loss": lambda: Loss(OUTPUTS.sum(), 4),
     "nothing": lambda: Loss(OUTPUTS.sum(), 0),
