@@ -27,7 +27,7 @@ WITHOUT_A_TEST = {
     "engine/samples": "source",
     "engine/state": "restore",
     "engine/step": "build closure outputs several_losses shared update whole_loss",
-    "engine/step/guard": ("changed_parameters collectives first_step foreign_gradients foreign_leaves look"),
+    "engine/step/guard": "changed_parameters collectives foreign_gradients foreign_leaves look",
     "hugging_face": "arguments predictions task trainer weight",
     "launch": "fork_server hello host launcher local",
     "lightning": "module step task",

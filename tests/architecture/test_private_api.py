@@ -451,6 +451,18 @@ PRIVATE = {
         "with torch before 2.13 AttributeError under fsdp; later it is not asked for",
         lambda: resolve("torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"),
     ),
+    "._saved_dim": Private(
+        "engine/step/guard/first_step.py",
+        "tells terms that are added up from samples: what was averaged or stacked along the first dimension",
+        "nothing else; a sum over several means is warned of",
+        lambda: type(torch.ones(1, 1, requires_grad=True).mean(0).grad_fn),
+    ),
+    "._saved_reduction": Private(
+        "engine/step/guard/first_step.py",
+        'tells the reduction "sum" of losses of torch',
+        "nothing else; a bare loss by it is taken as a mean without a warning",
+        lambda: type(nn.MSELoss()(torch.ones(1, requires_grad=True), torch.ones(1)).grad_fn),
+    ),
     "._schema": Private(
         "commands/verify/operators.py",
         "tells whether an operator changes its arguments",
