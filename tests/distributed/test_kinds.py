@@ -3,16 +3,24 @@
 A further kind is a task in kinds.py and a row here. What only `lanewise verify` names is in mistakes.py.
 """
 
+import re
 import traceback
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from lanewise.config import DistributedConfig
+from lanewise.config import CheckpointConfig, DistributedConfig
+from lanewise.config.run import EveryConfig
+from lanewise.engine.engine import Engine
+from lanewise.engine.run.build import build_run
+from lanewise.engine.run.saving import Saving
 from lanewise.processes.device.determinism import set_determinism
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed import kinds
 from tests.distributed.tasks import configure, state_bytes, train
@@ -172,6 +180,36 @@ def test_an_optimizer_may_change_weights_that_it_does_not_train():
     options = {"optimizer": f"{kinds.__name__}.ShrinkingOptimizer"}
     results = [outcome(kinds.Plain, "ddp", num_devices, **options) for num_devices in (1, 2, 3)]
     assert results == [results[0]] * 3
+
+
+def train_with_checkpoints(world, config, folder):
+    """Train, with a checkpoint after every second step."""
+    set_determinism("exact", threads=1)
+    run = build_run(replace(config, checkpoint=CheckpointConfig(every=EveryConfig(steps=2))), world)
+    run_dir = RunDir(Path(folder))
+    Engine(run, saving=Saving(run, CheckpointFolder(run_dir.checkpoints))).fit(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            kinds.WritesLate,
+            "buffer level changed in the forward or the loss of lane 0 in step 4, and step_state",
+        ),
+        (kinds.LateCount, f"task.calls {_KEPT} 0 of step 3 depends on it"),
+        (kinds.LateCountInUpdate, "after_update changes task.updates, which no checkpoint has"),
+        (kinds.QueueInLoss, "the batch_loss of QueueInLoss changes task.queue, which no checkpoint has"),
+    ],
+)
+@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_begins_late_or_only_a_checkpoint_would_lose_is_an_error_on_any_number(
+    tmp_path, kind, said, num_processes
+):
+    with pytest.raises(RuntimeError, match=re.escape(said)):
+        run_distributed(
+            train_with_checkpoints, num_processes, config_of(kind, "ddp", num_processes), str(tmp_path)
+        )
 
 
 def own_loop(world, kind):

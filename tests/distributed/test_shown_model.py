@@ -155,6 +155,12 @@ class Misuses(Callback):
             model.head.weight.add_(1)
         elif self.how == "half":
             model.half()
+        elif self.how == "data":
+            model.head.weight.data.mul_(2)
+        elif self.how == "replace":
+            model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+        elif self.how == "hook":
+            model.head.register_forward_hook(lambda _module, _given, outputs: outputs + 1)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +176,9 @@ class Misuses(Callback):
             TaskError,
             r"changed parameter embedding\.weight, .*\nin on_model of a callback after step 0",
         ),
+        ("data", TaskError, r"^on_model of Misuses changed parameter embedding\.weight"),
+        ("replace", TaskError, r"^on_model of Misuses changed parameter head\.weight"),
+        ("hook", TaskError, r"^on_model of Misuses changed the hooks of head"),
         ("never", ConfigError, r"model_every_steps of a callback must be at least 1, or None: got \[0\]"),
         ("later", TaskError, r"Misuses logs late outside of on_model\. Log it there\."),
     ],

@@ -61,11 +61,6 @@ class Held(NamedTuple):
     path: tuple[tuple[Any, Any], ...]
     """What holds it, the outermost first, each with the key of what is held."""
 
-    @property
-    def is_of_a_dataset(self) -> bool:
-        """Whether a dataset holds it, whose generators move when samples are read."""
-        return any(isinstance(holder, Dataset) for holder, _ in self.path)
-
 
 def walk(model: nn.Module, others: Mapping[str, object], *, into_datasets: bool = True) -> Iterator[Held]:
     """Yield every value outside of the model's parameters and buffers, each once.
@@ -115,6 +110,8 @@ def state_of(generator: Generator) -> Any:
             return generator.bit_generator.state
         case random.Random():
             return generator.getstate()
+        case np.random.RandomState():
+            return generator.get_state(legacy=False)
     return generator.get_state()
 
 

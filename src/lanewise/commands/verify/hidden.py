@@ -125,8 +125,6 @@ class GeneratorProbe:
     """Those that a run moves on from where they are."""
     unmoved: Sequence[str] = ()
     """Those that no run moved, though code of the user may use them."""
-    is_of_lanes: bool = False
-    """Whether some that moved are not those of a dataset: training refuses them."""
 
 
 def probe_generators(run: Callable[[], str], model: nn.Module, **others: object) -> GeneratorProbe:
@@ -166,8 +164,7 @@ def probe_generators(run: Callable[[], str], model: nn.Module, **others: object)
     ]
     used = [f"{source.name}{_MARK}" for source in held if is_used_in_lanes(source, others.values())]
     unmoved = [name for name in unmoved if name in used and (is_same or moved)]
-    is_of_lanes = any(f"{source.name}{_MARK}" in moved and not source.is_of_a_dataset for source in held)
-    return GeneratorProbe(moved, unmoved, is_of_lanes)
+    return GeneratorProbe(moved, unmoved)
 
 
 def _draw(generator: Any) -> None:

@@ -306,7 +306,11 @@ def _state_of(modules: Collection[nn.Module]) -> dict[str, object]:
         for (name, part), local, total in zip(named.items(), own, checksums(own), strict=True):
             states[f"parameter {name}"] = id(part), part.requires_grad, local._version, local.dtype, total
         for name, module in root.named_modules():
-            states[f"the hooks of {name or 'the model'}"] = [list(getattr(module, of)) for of in _HOOKS]
+            hooks = [hook for of in _HOOKS for hook in getattr(module, of).values()]
+            own_hooks = [
+                hook for hook in hooks if not f"{hook.__module__}".startswith("torch.")
+            ]  # not FSDP's
+            states[f"the hooks of {name or 'the model'}"] = list(map(id, own_hooks))
     return states
 
 

@@ -236,7 +236,7 @@ class LaneFeed:
 
     def watched(self, run: Callable[[], T], what: str, *, until_saved: bool = False) -> T:
         """Run what is run once in a step; see `Attributes.watched`."""
-        if self.attributes not in self.looks:
+        if not self.attributes.num_watched:
             return run()
         return self.attributes.watched(run, what, until_saved=until_saved)
 

@@ -41,6 +41,30 @@ def test_a_parameter_that_an_evaluation_changes_is_an_error():
         embedding(torch.tensor([0, 1]))
 
 
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda layer: layer.weight.data.mul_(2), "parameter weight"),
+        (
+            lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight.detach().clone())),
+            "parameter weight",
+        ),
+        (lambda layer: layer.weight.requires_grad_(False), "parameter weight"),
+        (lambda layer: layer.register_forward_hook(lambda *_: None), "the hooks of the model"),
+    ],
+)
+def test_a_change_that_moves_no_version_a_replaced_parameter_or_a_hook_is_an_error(change, name):
+    layer = nn.Linear(2, 2)
+    with pytest.raises(TaskError, match=f"other code changed {name}"), evaluating([layer], "other code"):
+        change(layer)
+
+
+def test_a_hook_that_is_removed_leaves_no_trace():
+    layer = nn.Linear(2, 2)
+    with evaluating([layer]):
+        layer.register_forward_hook(lambda *_: None).remove()
+
+
 def pack_of_a_step_without_change(buffer: torch.Tensor) -> tuple[nn.Module, BufferPack]:
     model = nn.Module()
     model.register_buffer("queue", buffer)

@@ -31,7 +31,7 @@ from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.nested import copied
-from lanewise.processes.device.random_state import kept_random_state, set_random_state
+from lanewise.processes.device.random_state import kept_random_state
 from lanewise.processes.device.tensor_bytes import checksums
 from lanewise.processes.world.world import World
 from lanewise.reduce import LaneWork, Reducer
@@ -78,11 +78,9 @@ class Attributes(Look):
 
     def restart(self) -> None:
         """Look at the next steps."""
-        self._num_left = NUM_LOOKS
-        self._turn: LaneTurn | None = None
-        """That of the first lane that has samples."""
-        self._run: Callable[[], Any] | None = None
-        """Runs it again."""
+        self._num_left = self.num_watched = NUM_LOOKS
+        self._lane: LaneWork | None = None
+        """The first lane that has samples."""
         self._changed: dict[str, Held] = {}
         self._before: Seen | None = None
 
@@ -95,17 +93,10 @@ class Attributes(Look):
 
     def before_forward(self, turn: LaneTurn, lane: LaneWork | LaneBatch) -> None:
         """See `Look`."""
-        if self._turn is not None or self._reducer.forward_is_collective:
-            return
-        # In a loop of the user's own it is a batch, whose forward is not known.
-        if not isinstance(lane, LaneBatch) and lane.batch.has_samples:
-            self._turn, model, data = turn, self._reducer.replicas[0], copied(lane.batch.data)
-
-            def run() -> Any:
-                given = copied(data)  # which the forward may change
-                return lane.loss(lane.forward(model, given), given)
-
-            self._run = run
+        is_wanted = self._lane is None and not self._reducer.forward_is_collective
+        # A batch is of a loop of the user's own, whose forward is not known.
+        if is_wanted and not isinstance(lane, LaneBatch) and lane.batch.has_samples:
+            self._lane, self._data = lane, copied(lane.batch.data)
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """See `Look`."""
@@ -123,15 +114,14 @@ class Attributes(Look):
         self._before = None
         if self._num_left > 0:
             return False
-        run, names = self._run, list(self._changed)
-        self._run, self._changed = None, {}
-        if run is not None and names and self._gives_two_results(run, names):
-            assert self._turn is not None
+        lane, names, self._lane = self._lane, list(self._changed), None
+        if lane is not None and names and self._gives_two_results(lane, names):
+            turn = lane.batch.turn
             raise TaskError(
                 f"{', '.join(names[:_MOST])} changed in the forward, loss or backward of lanes, and lane "
-                f"{self._turn.lane} of step {self._turn.step + 1} depends on it: run twice more, from equal "
-                "weights, buffers and random state, it gave two results. Each process runs some of the lanes "
-                f"only, so every number of devices would train another model. {_INSTEAD}"
+                f"{turn.lane} of step {turn.step + 1} depends on it: run twice more, from equal weights, "
+                "buffers and random state, it gave two results. Each process runs some of the lanes only, so "
+                f"every number of devices would train another model. {_INSTEAD}"
             )
         return True
 
@@ -141,13 +131,15 @@ class Attributes(Look):
         Raises:
             TaskError: if it keeps something; where every process does the same, before a checkpoint only.
         """
+        self.num_watched -= 1
         before = self._look()
         returned = run()
         now = self._look()
         found = _changed(before, now)
         for name, (held, _) in now.items():
-            if name not in before and isinstance(held.path[-1][0], list | deque):
-                found[name] = held
+            is_of_a_list = isinstance(held.path[-1][0], list | deque)
+            if is_of_a_list and name not in before and f"{name.rpartition('.')[0]}.0" in before:
+                found[name] = held  # and not one that was made late
         others = self._others.values()
         if names := [name for name, held in found.items() if is_used_in_lanes(held, others, only_reads=True)]:
             self._unsaved = (
@@ -167,7 +159,7 @@ class Attributes(Look):
         found = walk(self._reducer.replicas[0], self._others, into_datasets=False)
         return {held.name: (held, _digest(held.value)) for held in found}
 
-    def _gives_two_results(self, run: Callable[[], Any], names: Iterable[str]) -> bool:
+    def _gives_two_results(self, lane: LaneWork, names: Iterable[str]) -> bool:
         """Run a lane twice, and tell whether its loss or gradient differs; put back numbers among `names`."""
         model, digests, norms = self._reducer.replicas[0], [], []
         now = self._look()
@@ -178,8 +170,8 @@ class Attributes(Look):
             for _ in range(2):
                 tensors: list[Any] = []
                 with kept_random_state(), kept_buffers([model]):
-                    set_random_state(0)
-                    digests.append(digest(run(), tensors=tensors))
+                    data = copied(self._data)  # which the forward may change
+                    digests.append(digest(lane.loss(lane.forward(model, data), data), tensors=tensors))
                     roots = [tensor.sum() for tensor in tensors if tensor.requires_grad]
                     if roots:
                         tensors += torch.autograd.grad(roots, self._reducer.parameters, allow_unused=True)
@@ -227,9 +219,7 @@ def _norm(tensor: torch.Tensor) -> float:
 
 def _digest(value: Any) -> str:
     """Return what tells whether a value is as it was; of what cannot be read it tells nothing."""
-    if isinstance(value, set | frozenset):
-        return str(len(value))  # its items may be anything
-    if isinstance(value, Iterator):
+    if isinstance(value, set | frozenset | Iterator):  # whose items may be anything
         return repr(value)
     with suppress(Exception):  # as of a tensor without elements
         return digest(elements_of(value))
