@@ -34,7 +34,6 @@ import torch
 from torch import nn
 
 from lanewise.config import Equality
-from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.accelerator import move, set_current_device
 from lanewise.processes.device.random_state import take_random_state
@@ -203,16 +202,21 @@ def _go_on() -> None:
     """Leave the random state as it is."""
 
 
+def detach_computed(model: nn.Module) -> None:
+    """Detach what modules keep and compute anew in each forward: with its graph it could not be copied.
+
+    Such is the weight of `torch.nn.utils.weight_norm`.
+    """
+    for module in model.modules():
+        for name, value in [*vars(module).items()]:
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                setattr(module, name, value.detach())
+
+
 def _copy(model: nn.Module, device: torch.device) -> nn.Module:
     """Copy a module to a device with the same strides: with others, kernels may add in another order."""
-    try:
-        copied = copy.deepcopy(model).to(device)
-    except RuntimeError as error:
-        raise TaskError(
-            f"the model cannot be copied to {device}: {error}. Use "
-            "torch.nn.utils.parametrizations.weight_norm for torch.nn.utils.weight_norm, or "
-            "distributed.reducer=ddp, which copies no model."
-        ) from error
+    detach_computed(model)
+    copied = copy.deepcopy(model).to(device)
     for parameter, own in zip(trained_parameters(model), trained_parameters(copied), strict=True):
         if own.stride() != parameter.stride():  # deepcopy makes a sliced parameter dense
             own.data = torch.empty_strided(

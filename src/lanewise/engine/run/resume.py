@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Collection
-from contextlib import suppress
 
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import retake
@@ -49,11 +48,9 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
     training, adapt = run.training, None
     is_length_new = run.identity["num_steps"] != manifest.identity.get("num_steps")
     if "optimizer" in allow or (training.scheduler is not None and is_length_new):
-        kept = set[str]()
-        with suppress(AttributeError, KeyError, TypeError):  # a manifest may hold anything
-            before, now = (of["optimizer"]["init_args"].get("lr") for of in (manifest.identity, run.identity))
-            if run.plateau is not None and before == now:  # else it would be as high again as it began
-                kept.add("lr")
+        both = manifest.identity, run.identity
+        before, now = (of.get("optimizer", {}).get("init_args", {}).get("lr") for of in both)
+        kept = ("lr",) * (run.plateau is not None and before == now)  # else it would rise to where it began
         adapt = retake(training, manifest.step, kept)
     allowed = restore(run.state, run.identity, path, manifest, allow, adapt)
     run.identity["init_from"] = manifest.identity.get("init_from")  # with these weights the run began

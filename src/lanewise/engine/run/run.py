@@ -16,7 +16,6 @@ from lanewise.engine.state.run_state import RunState
 from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.update import Training
-from lanewise.errors import MOST_SHOWN
 from lanewise.lanes import PROGRESS, Placement, RunLength, lane_ranges
 from lanewise.processes.world.world import World
 from lanewise.reduce import Reducer
@@ -113,6 +112,5 @@ class Run:
             distributed.threads,
         )
         if ungrouped:
-            names = ", ".join([*ungrouped.values()][:MOST_SHOWN])
-            said = "not trained, as no group of the optimizer has them: %s (%d in all). Add or freeze them."
-            logger.warning(said, names, len(ungrouped))
+            names = ", ".join(ungrouped.values())
+            logger.warning("not trained, as in no group of the optimizer (add or freeze them): %.400s", names)

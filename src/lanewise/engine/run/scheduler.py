@@ -3,9 +3,8 @@
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from torch.optim import Optimizer
@@ -16,7 +15,7 @@ from lanewise.config.class_path import resolve_class
 from lanewise.config.optimizer_rules import follows_evaluation
 from lanewise.engine.run.optimizer import build_section
 from lanewise.engine.step.update import Training
-from lanewise.errors import MOST_SHOWN, ConfigError
+from lanewise.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -129,9 +128,7 @@ def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], fl
     return factor
 
 
-def retake(
-    training: Training, num_steps: int, kept: Collection[str]
-) -> Callable[[dict[str, Any]], Iterator[str]]:
+def retake(training: Training, num_steps: int, kept: Collection[str]) -> Callable[[dict[str, Any]], None]:
     """Step a new scheduler to where a run is, as the checkpoint's is of another length or other options.
 
     An option is what the optimizer's constructor or a group of the task names. Else a value of a group is
@@ -144,7 +141,7 @@ def retake(
 
     Returns:
         A function that puts the state of the scheduler and the options of the optimizer's groups into a state
-        of the run that fits, and yields which options were others.
+        of the run that fits.
     """
     optimizer, scheduler = training.optimizer, training.scheduler
     with warnings.catch_warnings():
@@ -152,21 +149,16 @@ def retake(
         if scheduler is not None:
             for _ in range(num_steps):
                 scheduler.step()
-    given: list[Iterable[str]] = [inspect.signature(cls).parameters for cls in type(optimizer).__mro__]
     groups = training.runner.task.parameter_groups(training.model)
-    given += [group for group in groups if isinstance(group, Mapping)]
-    options = {"initial_lr", *chain(*given)} - {"params", "param_names", *kept}
+    named: list[Mapping[str, Any]] = [inspect.signature(cls).parameters for cls in type(optimizer).__mro__]
+    named += [group for group in groups if isinstance(group, Mapping)]
+    options = {"initial_lr"}.union(*named) - {"params", "param_names", *kept}
 
-    def put(saved: dict[str, Any]) -> Iterator[str]:
+    def put(saved: dict[str, Any]) -> None:
         if scheduler is not None:
             saved["scheduler"].update(scheduler.state_dict())
-        told: dict[str, None] = {}
         for group, mine in zip(saved["optimizer"]["groups"], optimizer.param_groups, strict=True):
-            new = {name: mine[name] for name in options & mine.keys() if mine[name] != group[name]}
-            told |= {f"{name} {group[name]} -> {new[name]}": None for name in sorted(new)}
-            group.update(new)
-        if told:
-            yield f"options of the optimizer, whose state is kept: {', '.join([*told][:MOST_SHOWN])}"
+            group.update({name: mine[name] for name in options & mine.keys()})
 
     return put
 

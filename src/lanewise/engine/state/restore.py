@@ -1,7 +1,7 @@
 """Finds the newest good checkpoint, and restores the objects of a run from it."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def restore(
     path: Path,
     manifest: Manifest,
     allow: Collection[str] | None = None,
-    adapt: Callable[[dict[str, Any]], Iterator[str]] | None = None,
+    adapt: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[str]:
     """Restore the objects of a run from a checkpoint.
 
@@ -34,7 +34,7 @@ def restore(
         path: the checkpoint.
         manifest: its manifest, verified.
         allow: those of `MAY_DIFFER` that may differ from the checkpoint; None: the caller has no such option.
-        adapt: changes a saved state that fits, which is compared again, and yields what was another.
+        adapt: changes a saved state that fits, which is compared again.
 
     Returns:
         The differences that were allowed.
@@ -46,7 +46,7 @@ def restore(
     saved = load_state(path, manifest)
     mismatches = state.compare(saved)
     if adapt is not None and not mistakes and not mismatches:
-        allowed += adapt(saved)
+        adapt(saved)
         mismatches = state.compare(saved)
     if mistakes or mismatches:
         options = sorted({mistake.partition(" ")[0] for mistake in mistakes} & set(MAY_DIFFER))

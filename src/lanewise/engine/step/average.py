@@ -5,6 +5,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lanewise.errors import ConfigError
+from lanewise.reduce.replicas import detach_computed
 from lanewise.runs.checkpoint.model_file import grow_buffers
 
 
@@ -16,6 +17,7 @@ def build_average(model: nn.Module, decay: float | None) -> AveragedModel | None
     """
     if decay is not None and not 0 < decay < 1:
         raise ConfigError(f"ema_decay must be greater than 0 and less than 1: got {decay!r}.")
+    detach_computed(model)
     return None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
 
 

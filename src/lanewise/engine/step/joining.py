@@ -55,7 +55,7 @@ class Joining:
         self._placement = placement
         self.is_on = is_on
         """Whether lanes tell something here; fixed by the first step."""
-        self._form: str | None = None
+        self.form: str | None = None
         """The form of the parts of each lane; None before the first step with samples."""
         self._template = NO_PARTS
         self._early: list[tuple[LaneBatch, LaneParts | None]] = []
@@ -73,11 +73,11 @@ class Joining:
         """Add what a lane gives; None where it gives nothing, as one without samples."""
         if parts is not None:  # copied: the next lane may change it
             parts = LaneParts(*(map_parts(self._copied, part) for part in parts))
-        if self._form is None:
+        if self.form is None:
             self._early.append((batch, parts))
             return
         state = _NOTHING if parts is None else _GIVES
-        if parts is not None and parts.form != self._form:
+        if parts is not None and parts.form != self.form:
             self.mismatches.append((batch.turn.lane, parts.form or "nothing"))
             state, parts = _MISMATCH, None
         if not self.is_on:
@@ -110,22 +110,16 @@ class Joining:
         told = [offer for of_rank in offers for offer in of_rank]
         if len({form for _, form, _, _ in told}) > 1:
             _refuse([(lane, form or "nothing") for lane, form, _, _ in told], step)
-        self._form = ""
+        self.form = ""
         if told:
-            _, self._form, *template = told[0]
+            _, self.form, *template = told[0]
             self._template = LaneParts(*template)
-        self.is_on = self.is_on or bool(self._form)
+        self.is_on = self.is_on or bool(self.form)
         self._num_gathered = len(list(tensors_in(self._template.gather)))
         early, self._early = self._early, []
         for batch, parts in early:
             self.add(batch, parts)
-        if not told:  # a step without samples
-            self._form = None
-
-    @property
-    def is_agreed(self) -> bool:
-        """Whether a step with samples fixed the form."""
-        return self._form is not None
+        self.form = self.form if told else None  # a step without samples fixes none
 
     @property
     def num_terms(self) -> int:
@@ -165,7 +159,7 @@ class Joining:
     def refuse_mismatches(self, told: Sequence[Sequence[tuple[int, str]]], step: int) -> None:
         """Raise TaskError if a process has mismatches."""
         if mismatches := [mismatch for of_rank in told for mismatch in of_rank]:
-            _refuse([("of the first step", self._form or "nothing"), *mismatches], step)
+            _refuse([("of the first step", self.form or "nothing"), *mismatches], step)
 
     def _gather(self, sizes: Mapping[int, Sequence[int]]) -> list[torch.Tensor]:
         """Return each gathered tensor with the rows of all lanes, by how many each lane has."""

@@ -132,7 +132,7 @@ class StepMessage:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the names of the metrics: the first step of a run that goes on may lack some."""
-        names = self._metric_names if self._joining.is_agreed else self._known_names
+        names = self._metric_names if self._joining.form is not None else self._known_names
         return {"metric_names": sorted(names)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -178,7 +178,7 @@ class StepMessage:
         self._are_all_missing &= len(batch.missing) == len(batch.indices)
         if loss.metrics:
             self._metrics[lane] = self._known_metrics(loss.metrics)
-        if not self._joining.is_agreed or self._joining.is_on or (loss.parts or NO_PARTS) is not NO_PARTS:
+        if self._joining.form is None or self._joining.is_on or (loss.parts or NO_PARTS) is not NO_PARTS:
             self._joining.add(batch, loss.parts)
         value: torch.Tensor | float = 0.0
         if loss.value is not None:
@@ -189,7 +189,7 @@ class StepMessage:
 
     def _known_metrics(self, metrics: Mapping[str, Term]) -> dict[str, Term]:
         """Return metrics as numbers; those on an accelerator as copies, without waiting for them."""
-        if self._joining.is_agreed and (late := sorted(metrics.keys() - set(self._metric_names))):
+        if self._joining.form is not None and (late := sorted(metrics.keys() - set(self._metric_names))):
             raise TaskError(
                 f"the loss reports the metric {late[0]}, which no lane reported in the first step of this "
                 "run. The names are fixed by the first step. Report it there too, with (0, 0) where it has "
@@ -221,7 +221,7 @@ class StepMessage:
             computed_seconds: returns how long this process takes to compute a step; None on every rank where
                 none tells it. A process alone does not ask.
         """
-        if not self._joining.is_agreed:
+        if self._joining.form is None:
             own = set(self._known_names).union(*self._metrics.values())
             told = self._world.all_gather_tree((sorted(own), self._joining.offer()))
             self._metric_names = tuple(sorted(set[str]().union(*(names for names, _ in told))))
