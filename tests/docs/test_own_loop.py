@@ -50,19 +50,76 @@ lanes.save_model(model, "model.safetensors")
 """
 
 
-@pytest.fixture(scope="module")
-def loop() -> str:
-    """Return the code of the section on a hidden state."""
-    section = PAGE.read_text().partition("\n## A hidden state from batch to batch\n")[2]
-    return section.partition("```python\n")[2].partition("```")[0]
+BEFORE_PAIRS = """
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import TensorDataset
+
+import lanewise
 
 
-def test_a_hidden_state_by_column_is_the_same_on_any_number_of_processes(tmp_path, loop):
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.body, self.word, self.image = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 2)
+
+    def words(self, inputs):
+        return self.word(self.body(inputs).tanh())
+
+    def images(self, pixels):
+        return self.image(self.body(pixels).tanh())
+
+
+values = torch.arange(50 * 4.0).view(50, 4).sin()
+words = TensorDataset(values, torch.arange(50) % 3)
+images = TensorDataset(values[:18].cos(), values[:18, :2])
+"""
+
+AFTER_PAIRS = """
+lanes.save_model(model, "model.safetensors")
+plain = TwoHeads()
+optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+for step in lanes.steps(Pairs(words, images)) if lanes.world_size == 1 else ():
+    micro_batches = []
+    for batch in step:
+        micro_batches.append(batch)
+        step.backward(lanewise.Loss(model.words(batch[0][0]).sum() * 0, weight=len(batch[0][0])))
+    (inputs, labels), (pixels, targets) = (
+        [torch.cat(parts) for parts in zip(*of_dataset)] for of_dataset in zip(*micro_batches)
+    )
+    assert len(inputs) == len(pixels) == (2 if step.number == 3 else 16)
+    optimizer.zero_grad()
+    (cross_entropy(plain.words(inputs), labels) + 0.5 * mse_loss(plain.images(pixels), targets)).backward()
+    optimizer.step()
+if lanes.world_size == 1:
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+"""
+
+
+def loop_of(section: str) -> str:
+    """Return the code of a section of the page."""
+    text = PAGE.read_text().partition(f"\n## {section}\n")[2]
+    return text.partition("```python\n")[2].partition("```")[0]
+
+
+@pytest.mark.parametrize(
+    ("section", "before", "after"),
+    [
+        ("A hidden state from batch to batch", BEFORE, AFTER),
+        ("Two datasets in one update", BEFORE_PAIRS, AFTER_PAIRS),
+    ],
+)
+def test_a_loop_that_stands_there_trains_the_same_on_any_number_of_processes(
+    tmp_path, section, before, after
+):
     weights = []
     for num_processes in (1, 2, 3):
         folder = tmp_path / str(num_processes)
         folder.mkdir()
-        (folder / "loop.py").write_text(BEFORE + loop + AFTER)
+        (folder / "loop.py").write_text(before + loop_of(section) + after)
         run_script(folder / "loop.py", cwd=folder, num_processes=num_processes)
         weights.append((folder / "model.safetensors").read_bytes())
     assert weights == weights[:1] * 3

@@ -7,6 +7,8 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lanewise.config import Equality
 from lanewise.data import LaneBatch, LaneSource
@@ -36,6 +38,9 @@ class Prepared:
     """Measures the phases of all `passes`."""
     passes: dict[nn.Module, Pass] = field(default_factory=dict)
     """What computes the gradients of each model."""
+    left: dict[nn.Module, tuple[int, list[int]]] = field(default_factory=dict)
+    """Of each model that an optimizer updates: the step of the gradient that its last pass left, and the
+    versions of its parameters then; none once the gradient was used."""
     shared: dict[nn.Module, SharedLoss] = field(default_factory=dict)
     """What runs the lanes of each model with which `Step.batch_loss` is used."""
     step_state: list[list[BufferPlace]] = field(default_factory=lambda: [[]])
@@ -43,7 +48,10 @@ class Prepared:
     digests: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
     """What `digests_left_out` returned of each model when it was prepared."""
     finish_saves: list[Callable[[], None]] = field(default_factory=list)
-    """Each waits for the last save of some checkpoints."""
+    """Each waits for the last save of some checkpoints; or what else is to be done at the end."""
+
+    def __post_init__(self) -> None:
+        self.finish_saves.append(register_optimizer_step_post_hook(self._note_update).remove)
 
     def close(self) -> None:
         """Wait for the last saves, and stop the background work."""
@@ -53,20 +61,39 @@ class Prepared:
         for pass_ in self.passes.values():
             pass_.reducer.close()
 
+    def require_used(self, model: nn.Module) -> None:
+        """Raise TaskError if a gradient of the model is there that nothing used, and a pass would forget."""
+        for other, (step, versions) in self.left.items():
+            trained = self.passes[other].reducer.parameters
+            if versions != _versions(trained) or not any(map(_has_gradient, trained)):
+                self.left[other] = 0, []  # the loop has used it by itself, or dropped it
+            elif other is model:
+                raise TaskError(
+                    f"no optimizer used the gradient of step {step + 1}, which is gone in the next pass: "
+                    "gradients do not add up over passes. Train on two datasets by one dataset of pairs, on "
+                    "several losses by their sum in one backward, and accumulate by a larger "
+                    "global_batch_size. Call optimizer.zero_grad() to drop a gradient on purpose."
+                )
+
+    def _note_update(self, optimizer: Optimizer, *_: object) -> None:
+        """Note that an optimizer used the gradients of its parameters."""
+        for model, pass_ in self.passes.items():
+            trained = set(map(id, pass_.reducer.parameters))
+            if any(not trained.isdisjoint(map(id, group["params"])) for group in optimizer.param_groups):
+                self.left[model] = 0, []
+
 
 @final
+@dataclass(eq=False, repr=False)
 class Steps:
     """The optimizer steps of a run. Each iteration yields the steps of one epoch, or the rest of an epoch."""
 
-    def __init__(
-        self, loader: LaneSource, prepared: Prepared, first_step: int, batches: Iterator[LaneBatch]
-    ) -> None:
-        self._loader = loader
-        self._prepared = prepared
-        self._next = first_step
-        self._last: Step | None = None
-        # One iterator for the whole run, so that reading ahead continues from one epoch to the next.
-        self._batches = batches
+    _loader: LaneSource
+    _prepared: Prepared
+    _next: int
+    _batches: Iterator[LaneBatch]
+    """One iterator for the whole run, so that reading ahead continues from one epoch to the next."""
+    _last: "Step | None" = None
 
     @property
     def epoch(self) -> int:
@@ -83,39 +110,31 @@ class Steps:
     def __iter__(self) -> "Iterator[Step]":
         epoch = self.epoch
         while self.epoch == epoch:
-            if self._last is not None and not self._last.is_done:
-                raise TaskError(
-                    f"step {self._last.number + 1} was left before its micro-batches were done. "
-                    "Iterate over each step to its end."
-                )
-            step = self._last = Step(self._next, epoch, self._batches, self._prepared, self._loader.note)
+            if self._last is not None:
+                _require_end(self._last, has_ended=self._last.is_done)
+            step = self._last = Step(
+                self._next, epoch, StepBatches(self._batches), self._prepared, self._loader.note
+            )
             self._next += 1
             yield step
 
 
 @final
+@dataclass(eq=False, repr=False)
 class Step:
     """One optimizer step: an iterator over the micro-batches of the lanes that this process carries."""
 
-    def __init__(
-        self,
-        number: int,
-        epoch: int,
-        batches: Iterator[LaneBatch],
-        prepared: Prepared,
-        note: Callable[[Sequence[int]], None],
-    ) -> None:
-        self.number = number
-        """Index of the step over the whole run, from 0 as in Python; messages and files count from 1."""
-        self.epoch = epoch
-        self._batches = StepBatches(batches)
-        self._prepared = prepared
-        self._note = note
-        self._running: Pass | None = None
-        self._open: LaneBatch | None = None
-        """The micro-batch that needs a `backward`."""
-        self._gradient: Gradient | None = None
-        self._num_passes = 0
+    number: int
+    """Index of the step over the whole run, from 0 as in Python; messages and files count from 1."""
+    epoch: int
+    _batches: StepBatches
+    _prepared: Prepared
+    _note: Callable[[Sequence[int]], None]
+    _running: Pass | None = None
+    _open: LaneBatch | None = None
+    """The micro-batch that needs a `backward`."""
+    _gradient: Gradient | None = None
+    _num_passes: int = 0
 
     @property
     def is_done(self) -> bool:
@@ -166,7 +185,7 @@ class Step:
                     "loss.backward(), once for each micro-batch; give a loss of weight 0 if there is nothing "
                     "to learn from it."
                 )
-        self._end(pass_)
+        self._end(model, pass_)
 
     def batch_loss(
         self,
@@ -215,26 +234,25 @@ class Step:
         shared.loss, shared.repeat = own, num_passes
         for lane, share in shared.of(iter(self._batches)):
             pass_.backward(lane.batch, share, own.what)
-        self._end(pass_)
+        self._end(model, pass_)
 
     def _begin(self, model: nn.Module) -> Pass:
         """Begin a pass over the micro-batches."""
         pass_ = self._prepared.passes.get(model)
         if pass_ is None:
             raise TaskError("this model was not prepared. Call lanes.prepare(model) before the first step.")
-        if self._running is not None:
-            raise TaskError(
-                f"step {self.number + 1} was left before its micro-batches were done. "
-                "Iterate over each step to its end."
-            )
+        _require_end(self, has_ended=self._running is None)
+        self._prepared.require_used(model)
         self._running, self._gradient = pass_, None
         pass_.phases.forget()
         pass_.begin(self.number)
         return pass_
 
-    def _end(self, pass_: Pass) -> None:
+    def _end(self, model: nn.Module, pass_: Pass) -> None:
         """End a pass over the micro-batches. Collective."""
         self._gradient = pass_.finish(needs_norm=True)
+        if model in self._prepared.left:
+            self._prepared.left[model] = self.number, _versions(pass_.reducer.parameters)
         upcoming = self._gradient.totals.upcoming
         if upcoming is not None and not self._num_passes:
             self._note(upcoming)
@@ -314,3 +332,20 @@ class Step:
                 "step's micro-batches has ended, not before."
             )
         return self._gradient
+
+
+def _require_end(step: Step, *, has_ended: bool) -> None:
+    """Raise TaskError where a loop over the micro-batches of a step was left early."""
+    if not has_ended:
+        raise TaskError(
+            f"step {step.number + 1} was left before its micro-batches were done. "
+            "Iterate over each step to its end."
+        )
+
+
+def _versions(parameters: Sequence[nn.Parameter]) -> list[int]:
+    return [parameter._version for parameter in parameters]
+
+
+def _has_gradient(parameter: nn.Parameter) -> bool:
+    return parameter.grad is not None and bool(parameter.grad.any())
