@@ -123,11 +123,9 @@ def run_in_world(job: Job, environment: Environment, folder: Path, watch: "Watch
         with refusing_exit(watch):
             result = job.run(world)
     except PreemptedError:  # on every rank, in good order
-        watch.close()
-        world.close()
+        watch.close(world.close)
         raise
-    watch.close()
-    world.close()
+    watch.close(world.close)
     return result
 
 

@@ -32,7 +32,7 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
         distributed: what the user asked for.
 
     Returns:
-        The world, and the watch of this process, which is closed before the world.
+        The world, and the watch of this process, whose `close` leaves the world.
 
     Raises:
         WorldError: the processes cannot meet, or `exact` cannot hold on their machines.

@@ -120,11 +120,9 @@ class Lanes:
         self._placement = Placement.of(self._batch.num_lanes, environment)  # raises before anybody waits
         self._world, self._watch = join(environment, distributed)
         self._at_exit = close_at_exit(self.close)
-        self.rank = self._world.rank
-        self.world_size = self._world.world_size
+        self.rank, self.world_size = self._world.rank, self._world.world_size
         self.device = self._world.device
-        self._seed = seed
-        self._distributed = distributed
+        self._seed, self._distributed = seed, distributed
         self._precision = Precision(precision, self.device.type)
         self._prepared = Prepared(seed, self._placement, equality, Phases(self.device))
         self._precision_name = precision
@@ -345,5 +343,4 @@ class Lanes:
             pass_.buffers.check()
         self._prepared.passes.clear()
         self._prepared.shared.clear()
-        self._watch.close()
-        self._world.close()
+        self._watch.close(self._world.close)

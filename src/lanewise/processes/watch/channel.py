@@ -11,7 +11,7 @@
     N/evidence/RANK    what the rank answers
     N/show/T           how many processes whose terminal is T wanted to show the failure
     N/clear/M          how many processes of machine M wanted to end those that do not end by themselves
-    N/seen             how many processes have read the first failure
+    N/seen             how many processes have read the first failure, or are done
 
 Who takes the first number failed first. No clock could say so, as those of hosts differ.
 """
@@ -142,12 +142,8 @@ class Channel:
         """Return the first failure; else that of a rank which ended, or fell silent, without a word."""
         before = self.beats()
 
-        def find_cause() -> Failure | None:
-            first = self.first()  # before the look at the processes: a rank ends after its word
-            ended = {rank: beat for rank, beat in before.items() if _state(beat) == ENDED}
-            return first or self._silence(ended)
-
-        if found := until(find_cause, _SECONDS_FOR_OTHERS) or self._silence(silent(before, self.beats())):
+        found = until(lambda: self.ended(before), _SECONDS_FOR_OTHERS)
+        if found := found or self._silence(silent(before, self.beats())):
             return found
         for rank, beat in self._all_beats().items():
             if beat.note[0] == DONE:
@@ -155,6 +151,16 @@ class Channel:
                 text = f"{beat.describe(rank)} left after step {taken}, while others wait for it."
                 return failure_of(rank, beat, "left", text)
         return None
+
+    def ended(self, beats: Mapping[int, Beat]) -> Failure | None:
+        """Return the first failure; else that of ranks which are seen to have ended without a word.
+
+        Args:
+            beats: what `beats` returned.
+        """
+        gone = [rank for rank, beat in beats.items() if _state(beat) == ENDED]
+        first, now = self.first(), self.beats() if gone else {}  # after the look: a rank ends after its word
+        return first or self._silence({rank: now[rank] for rank in gone if rank in now})
 
     def _silence(self, lost: Mapping[int, Beat]) -> Failure | None:
         """Describe the end of ranks that said nothing; the first is one for which the others did not wait."""
@@ -205,13 +211,13 @@ class Channel:
                     end_session(pid)
             until(have_ended, _SECONDS_TO_END)
 
-    def linger(self) -> None:
-        """Before this process ends, wait for the others to read the failure, if it keeps the store."""
+    def linger(self, seconds: float = _SECONDS_FOR_OTHERS) -> None:
+        """Before a process ends that keeps the store, wait for the others to read the failure, or be done."""
         with suppress(StoreLostError):
             self.store.add(self._key("seen"))
             if self.keeps_store:
                 # Those that have not come yet would look for the store for as long as they may.
-                seconds = _SECONDS_FOR_OTHERS if self.has_met else _SECONDS_TO_COME
+                seconds = seconds if self.has_met else _SECONDS_TO_COME
                 until(lambda: self.store.add(self._key("seen"), 0) >= self.world_size, seconds)
 
     def beat(self, beat: Beat) -> None:

@@ -23,7 +23,7 @@ from lanewise.processes.watch.failure import (
     is_consequence,
     record_failure,
 )
-from lanewise.processes.watch.heartbeat import DONE, OWN_CODE, START, heartbeat
+from lanewise.processes.watch.heartbeat import DONE, OWN_CODE, SAVE, START, heartbeat
 from lanewise.processes.watch.meeting import Meeting
 from lanewise.processes.watch.process import is_debugged, process_table
 from lanewise.processes.watch.stall import describe_stall, gather_evidence
@@ -31,9 +31,13 @@ from lanewise.processes.watch.store import StoreLostError
 
 logger = logging.getLogger(__name__)
 
+SAVING = "checkpoint"
+"""The name of the threads that write checkpoints."""
 _SECONDS_BETWEEN_LOOKS = 0.25
 _LONGEST_LOOK_SECONDS = 4.0
 """How much time a look counts for at most: it may wait for a store which does not answer."""
+_SECONDS_FOR_OTHERS = 300.0
+"""How long the others may take for what they do after this process, such as to learn of the last save."""
 _SECONDS_TO_END = 8.0
 _LOOKS_TO_REPORT = 60
 """How many looks later another rank reports a stall, if the rank that began to has ended."""
@@ -62,12 +66,8 @@ class Watch:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._note: object = None
-        self._num_pieces = 0
-        self._age_seconds = 0.0
-        self._last_look = time.monotonic()
-        self._looks_since_stall = 0
-        self._num_beats = 0
-        self._looks_without_store = 0
+        self._age_seconds, self._last_look = 0.0, time.monotonic()
+        self._num_pieces = self._num_beats = self._looks_since_stall = self._looks_without_store = 0
         self._halfway: dict[int, Beat] | None = None
         """What all ranks said when half of the time in which this one may make no progress had passed."""
 
@@ -93,9 +93,16 @@ class Watch:
         """Return what rank 0 chose in the first start of a launch. Collective: every rank must call this."""
         return choose() if self.meeting is None else self.meeting.agree(choose)
 
-    def close(self) -> None:
-        """End the watch: this process has done its part. The others need not do so at the same time."""
+    def close(self, leave: Callable[[], object] = lambda: None) -> None:
+        """End the watch: this process has done its part, and leaves its world by `leave`.
+
+        The others need not do so at the same time. One that keeps the store stays until they have.
+        """
+        _wait_for_saves()
         heartbeat.note = (DONE, heartbeat.step, None)
+        leave()
+        if self._channel is not None and self._channel.keeps_store:
+            self._channel.linger(_SECONDS_FOR_OTHERS)  # while the thread looks on
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -107,9 +114,11 @@ class Watch:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             # Torch's handler raises an error over whatever runs when a loader process has ended.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        failure = Failure.of(error, self._rank)
+        failure, follows = Failure.of(error, self._rank), is_consequence(error)
+        if not follows:  # the others are there, so the last save can be completed
+            _wait_for_saves()
         if self._channel is not None:
-            failure = self._channel.report(failure, is_consequence=is_consequence(error))
+            failure = self._channel.report(failure, is_consequence=follows)
         self._end(failure, error)
 
     def show_and_end(
@@ -176,6 +185,7 @@ class Watch:
         if self._channel is not None:
             with suppress(StoreLostError):
                 self._channel.beat(self._beat())  # that it is done
+                self._channel.linger()
 
     def _look(self) -> None:
         self._measure_age()
@@ -227,6 +237,9 @@ class Watch:
         channel.beat(beat)
         if first := channel.first():
             self._end(first)
+        # One that waits for the others outside of a collective would not hear that they have ended.
+        if beat.note[0] in (SAVE, DONE) and not self._rank and (lost := channel.ended(channel.beats())):
+            self._end(channel.report(lost))
         if channel.is_asked():
             channel.answer(gather_evidence(channel.beats()))
         if self._halfway is None and beat.limit_seconds and beat.age_seconds >= beat.limit_seconds / 2:
@@ -251,3 +264,11 @@ class Watch:
             evidence = self._channel.evidence(alive)
             failure = describe_stall(beats, lost, evidence, limit, self._channel.absent())
             self._end(self._channel.report(failure))
+
+
+def _wait_for_saves() -> None:
+    """Wait until the checkpoints that this process takes part in are written."""
+    heartbeat.note = (SAVE, heartbeat.step, None)
+    for thread in threading.enumerate():
+        if thread.name == SAVING:
+            thread.join()

@@ -20,6 +20,8 @@ import torch
 from safetensors import safe_open
 
 from lanewise.errors import LanewiseError, StorageError
+from lanewise.processes.watch.heartbeat import SAVE, heartbeat
+from lanewise.processes.watch.watch import SAVING
 from lanewise.processes.world.encode import TensorTable, decode, encode
 from lanewise.processes.world.world import World
 from lanewise.runs.checkpoint.folder import CheckpointFolder
@@ -94,9 +96,7 @@ class Saver:
         self._shared = hashlib.sha256(json.dumps(sorted(shared.items())).encode()).hexdigest()
         self._number += 1
         self._staging.take({name: tensors[name] for name in written})
-        self._thread = threading.Thread(
-            target=self._write, args=(tree, manifest), name="checkpoint", daemon=True
-        )
+        self._thread = threading.Thread(target=self._write, args=(tree, manifest), name=SAVING, daemon=True)
         self._thread.start()
 
     def finish(self, timeout_seconds: float | None = None) -> bool:
@@ -109,7 +109,9 @@ class Saver:
             StorageError: if it failed.
         """
         if self._thread is not None:
+            before, heartbeat.note = heartbeat.note, (SAVE, heartbeat.step, None)  # others may be lost
             self._thread.join(timeout_seconds)
+            heartbeat.note = before
             if self._thread.is_alive():
                 return False
             self._thread = None

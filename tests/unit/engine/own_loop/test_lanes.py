@@ -314,11 +314,11 @@ def draws_of_batch_losses(world) -> list[float]:
 
     class Drawing(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, inputs):
+        def forward(_ctx, inputs):
             return inputs.clone()
 
         @staticmethod
-        def backward(ctx, gradient):
+        def backward(_ctx, gradient):
             drawn.append(torch.rand(()).item())
             return gradient
 

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -11,10 +12,11 @@ from typing import Any, cast
 import pytest
 
 from lanewise.config import DistributedConfig
+from lanewise.errors import LostRankError
 from lanewise.processes.watch import watch as module
-from lanewise.processes.watch.heartbeat import CALLBACK, DATA, DONE, OWN_CODE, Heartbeat
+from lanewise.processes.watch.heartbeat import CALLBACK, DATA, DONE, OWN_CODE, SAVE, Heartbeat
 from lanewise.processes.watch.process import ENDED, process_table, state_of
-from lanewise.processes.watch.watch import Watch
+from lanewise.processes.watch.watch import SAVING, Watch
 from lanewise.processes.world.environment import Environment
 from tests.unit.processes.watch.store import make_beat, make_channels
 
@@ -143,3 +145,63 @@ def test_one_that_says_nothing_for_a_moment_is_not_silent(beating, monkeypatch):
         watch._age_seconds = seconds
         watch._look()
     assert ended == []
+
+
+@pytest.mark.parametrize("note", [(SAVE, 17, None), (DONE, 17, None), (OWN_CODE, 17, None)])
+def test_rank_0_hears_of_a_rank_that_ended_while_it_waits_for_a_checkpoint_or_at_the_end(
+    beating, monkeypatch, note
+):
+    """It waited for the part of a killed process for half an hour, and named nobody."""
+    zero, one = make_channels(2)
+    watch = Watch(cast("Any", SimpleNamespace(channel=zero, environment=Environment())))
+    watch._limits = {"stall_seconds": 300.0, "start_seconds": 300.0}
+    ended: list[Any] = []
+    monkeypatch.setattr(watch, "_end", ended.append)
+    one.beat(make_beat())  # of a process that does not exist
+    beating.note = note
+    watch._look()
+    if note[0] == OWN_CODE:
+        assert ended == []
+        return
+    (failure,) = ended
+    assert failure.rank == 1
+    assert "which has ended, told no error" in failure.text
+    assert one.first() == failure  # others hear of it, too
+
+
+def test_a_process_that_fails_waits_for_its_save_but_not_after_the_failure_of_another(beating, monkeypatch):
+    """An error right after a save lost the checkpoint on several processes, and kept it on one."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for error, waits in ((ValueError("of the user"), True), (LostRankError("a rank is lost"), False)):
+        watch, seen, writes = Watch(), [], threading.Event()
+        thread = threading.Thread(target=writes.wait, name=SAVING, daemon=True)
+        monkeypatch.setattr(
+            watch, "_end", lambda *_, thread=thread, seen=seen: seen.append(thread.is_alive())
+        )
+        thread.start()
+        if waits:
+            threading.Timer(0.05, writes.set).start()
+        watch.fail(error)
+        assert seen == [not waits]
+        writes.set()
+        thread.join()
+
+
+def test_who_keeps_the_store_leaves_it_last(beating, monkeypatch):
+    """A rank that asked later how the last save had ended found no store, and said that it had failed."""
+    zero, one = make_channels(2)
+    watches = [
+        Watch(cast("Any", SimpleNamespace(channel=channel, environment=Environment(rank))))
+        for rank, channel in enumerate((zero, one))
+    ]
+    zero.keeps_store = zero.has_met = one.has_met = True
+    left: list[int] = []
+    for watch in watches:
+        watch.begin(DistributedConfig())
+    keeper = threading.Thread(target=lambda: (watches[0].close(), left.append(0)))
+    keeper.start()
+    time.sleep(0.3)
+    assert left == []
+    watches[1].close(lambda: left.append(1))
+    keeper.join(10.0)
+    assert left == [1, 0]

@@ -19,10 +19,12 @@ import torch
 from safetensors.torch import load_file
 
 from lanewise.errors import CheckpointError, StorageError
+from lanewise.processes.watch.heartbeat import OWN_CODE, SAVE, heartbeat
 from lanewise.processes.world.world import LocalWorld
 from lanewise.runs.checkpoint import saver
 from lanewise.runs.checkpoint.folder import CheckpointFolder
-from lanewise.runs.checkpoint.manifest import Manifest, write_durably
+from lanewise.runs.checkpoint.manifest import FileEntry, Manifest, write_durably
+from lanewise.runs.checkpoint.part import Staging
 from lanewise.runs.checkpoint.saver import Saver, load_state
 from lanewise.testing import run_distributed
 
@@ -195,6 +197,26 @@ def test_a_save_that_fails_anywhere_says_so_and_leaves_a_good_checkpoint(
         CheckpointFolder(path).remove_leftovers(pytest.fail)
         assert len(names(path)) == 2
     assert number > 15
+
+
+def test_who_waits_for_a_save_says_so_even_between_the_steps_of_an_own_loop(tmp_path, monkeypatch):
+    """There any time may pass, so it waited for a part that never came, and nobody reported a stall."""
+    target, seen = make_saver(tmp_path), []
+    monkeypatch.setattr(heartbeat, "note", (OWN_CODE, 5, None))
+    writes, write = threading.Event(), Staging.write
+
+    def write_late(*arguments: Any) -> FileEntry:
+        writes.wait()
+        seen.append(heartbeat.note)
+        return write(*arguments)
+
+    monkeypatch.setattr(Staging, "write", write_late)
+    target.save(state_of(NEW), Manifest(NEW, None, {}, ()))
+    assert heartbeat.note == (OWN_CODE, 5, None)
+    threading.Timer(0.1, writes.set).start()
+    assert target.finish()
+    assert seen == [(SAVE, 5, None)]
+    assert heartbeat.note == (OWN_CODE, 5, None)
 
 
 def test_a_failure_is_there_without_waiting_for_it(tmp_path, monkeypatch):
