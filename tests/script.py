@@ -13,7 +13,9 @@ from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 
 
-def run_script(script: Path, *arguments: object, cwd: Path, num_processes: int = 1) -> str:
+def run_script(
+    script: Path, *arguments: object, cwd: Path, num_processes: int = 1, has_agent: bool = True
+) -> str:
     """Run a script to its end and return what rank 0 printed.
 
     Args:
@@ -21,11 +23,15 @@ def run_script(script: Path, *arguments: object, cwd: Path, num_processes: int =
         arguments: those of its command line.
         cwd: its working directory; gets the file `stdout`.
         num_processes: more than one find the environment that torchrun prepares.
+        has_agent: whether an agent keeps the store, as torchrun's does; else rank 0, as under srun or mpirun.
     """
     # It outlives the processes, as that of torchrun's agent does: rank 0's would go when rank 0 ends.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    if not has_agent:
+        del store
     command_line = [str(script), *map(str, arguments)]
-    run_distributed(_run, num_processes, command_line, str(cwd), store.port)
+    run_distributed(_run, num_processes, command_line, str(cwd), port, has_agent)
     return (cwd / "stdout").read_text()
 
 
@@ -34,7 +40,7 @@ _kept: list[dict[str, object]] = []
 while it ends gloo's threads, and one of them wants it in order to let go of a tensor (torch 2.13)."""
 
 
-def _run(world: World, command_line: list[str], cwd: str, port: int) -> None:
+def _run(world: World, command_line: list[str], cwd: str, port: int, has_agent: bool) -> None:
     world.close()  # the script joins one by itself
     world.close = lambda: None  # type: ignore[method-assign]
     if world.world_size > 1:
@@ -42,7 +48,8 @@ def _run(world: World, command_line: list[str], cwd: str, port: int) -> None:
         sizes = {"WORLD_SIZE": world.world_size, "LOCAL_WORLD_SIZE": world.world_size}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         agent = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
-        os.environ.update({name: str(value) for name, value in (place | sizes | meeting | agent).items()})
+        variables = place | sizes | meeting | (agent if has_agent else {})
+        os.environ.update({name: str(value) for name, value in variables.items()})
     os.chdir(cwd)
     sys.argv = command_line
     sys.path.insert(0, str(Path(command_line[0]).parent))

@@ -3,9 +3,9 @@
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import final
 
 import torch.distributed as dist
@@ -19,10 +19,8 @@ _SECONDS_BETWEEN_QUESTIONS = 0.1
 _SECONDS_FOR_RANK_0 = 5.0
 """How much longer the others wait: rank 0 knows who did not come."""
 _FOR_EVER = timedelta(days=1000)
-_stores: dict[Environment, dist.TCPStore] = {}
-"""The stores of this process. They stay: where it keeps one, the port stays in use, and others may still ask."""
-_num_meetings = Counter[Environment]()
-"""How often this process met the others: a program may train several times."""
+_stores: dict[Environment, list[dist.TCPStore]] = {}
+"""The store of each meeting of this process: a program may train several times, at the store of the first."""
 
 
 @final
@@ -45,17 +43,13 @@ class Meeting:
         keeper = "torchrun's agent" if environment.has_agent_store else "rank 0"
         self._place = f"{address}:{port}, which {keeper} keeps,"
         timeout = _FOR_EVER if timeout_seconds is None else timedelta(seconds=timeout_seconds)
-        if environment not in _stores:
-            try:
-                _stores[environment] = dist.TCPStore(
-                    address, port, is_master=environment.keeps_store, wait_for_workers=False, timeout=timeout
-                )
-            except dist.DistError as error:
-                why = str(error).partition("\n")[0]
-                raise WorldError(
-                    f"there is no store at {address}:{port}, where processes meet: {why}"
-                ) from error
-        self._torchs = _stores[environment]
+        stores = _stores.setdefault(environment, [])
+        open_store = partial(dist.TCPStore, address, port, wait_for_workers=False, timeout=timeout)
+        try:
+            self._torchs = stores[0] if stores else open_store(is_master=environment.keeps_store)
+        except dist.DistError as error:
+            why = str(error).partition("\n")[0]
+            raise WorldError(f"there is no store at {address}:{port}, where processes meet: {why}") from error
         self._store = TimedStore(self._torchs.clone(), self._place)  # type: ignore[attr-defined]
         self.channel = Channel(
             self._store,
@@ -65,8 +59,8 @@ class Meeting:
             keeps_store=environment.keeps_store,
             start=self._arrive(),
         )
-        _num_meetings[environment] += 1
-        self._number = _num_meetings[environment]
+        stores.append(self._torchs)
+        self._number = len(stores)
 
     @property
     def store(self) -> dist.Store:

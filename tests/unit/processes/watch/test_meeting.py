@@ -20,7 +20,6 @@ def _forgets() -> None:
 def forget() -> None:
     """Forget the meetings of a process, as the next start does, which is another process."""
     module._stores.clear()
-    module._num_meetings.clear()
 
 
 def meet(port: int, rank: int, world_size: int, seconds: float = 20.0, **further: bool) -> tuple[int, bool]:
@@ -116,5 +115,7 @@ def test_a_program_that_trains_several_times_begins_anew_each_time_and_rank_0_ke
         port = listener.getsockname()[1]
     for number in (1, 2, 3):
         assert meet_again(port, 2, has_agent_store=False, seconds=20.0 + number) == [(number, False)] * 2
-    module._num_meetings.clear()  # a restart of the program, whose first run may have begun
-    assert meet_again(port, 2, has_agent_store=False) == [(4, True)] * 2
+    _store, port = make_store()
+    assert [meet_again(port, 2)[0] for _ in range(2)] == [(1, False), (2, False)]
+    assert meet_all(port, 2) == [(3, True)] * 2  # the program is started again
+    assert meet_again(port, 2) == [(4, True)] * 2  # in which the second run may have begun, too
