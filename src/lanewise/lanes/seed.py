@@ -42,14 +42,12 @@ def after_update_seed(seed: int, step: int) -> int:
     return _digest(f"after update {seed} {step}")
 
 
-def batch_loss_seed(
-    seed: int, step: int, lane: int | None = None, *, repeat: int = 0, evaluates: bool = False
-) -> int:
+def batch_loss_seed(seed: int, step: int, lane: int | None = None, repeat: int | str = 0) -> int:
     """Return the seed of a loss of all samples of a step, or of the part of it that is of a lane's samples.
 
-    `repeat` as in `lane_seed`. In an evaluation `step` counts the lanes' micro-batches.
+    `repeat` as in `lane_seed`; "evaluation" where `step` counts the lanes' micro-batches of one.
     """
-    return _digest(f"batch loss {seed} {step} {lane}{' evaluation' * evaluates}", repeat)
+    return _digest(f"batch loss {seed} {step} {lane}", repeat)
 
 
 def evaluation_seed(seed: int, step: int, lane: int) -> int:
@@ -103,7 +101,7 @@ def sample_seed(seed: int, epoch: int, sample_index: int) -> int:
     return _digest(f"sample {seed} {epoch} {sample_index}")
 
 
-def _digest(text: str, repeat: int = 0) -> int:
+def _digest(text: str, repeat: int | str = 0) -> int:
     """Hash to 64 bits. Decimal text keeps it well defined for an integer of any size."""
     digest = _EMPTY.copy()  # a third faster than a new one
     digest.update((f"{text} {repeat}" if repeat else text).encode())

@@ -34,7 +34,7 @@ from lanewise.lanes.seed import (
         (backward_seed(1, 2, 3), 0xBF070E88F331FFDD),
         (batch_loss_seed(1, 2), 0x0E92B9399D6C09B6),
         (batch_loss_seed(1, 2, 3), 0x8D0F18A4EF51C2F0),
-        (batch_loss_seed(1, 2, 3, evaluates=True), 0x293042F1CA499D78),
+        (batch_loss_seed(1, 2, 3, "evaluation"), 0x293042F1CA499D78),
     ],
 )
 def test_seeds_never_change(seed, golden):

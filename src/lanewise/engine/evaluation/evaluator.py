@@ -294,7 +294,7 @@ class Evaluator:
                 own = sorted(outputs.get(number, ()), key=attrgetter("lane"))
                 batch = gather_outputs(own, number, self.world, self.placement.most)
                 for lane, rows in whole.parts(batch, self.placement.own):
-                    set_random_state(batch_loss_seed(self.lanes.seed, number, lane, evaluates=True))
+                    set_random_state(batch_loss_seed(self.lanes.seed, number, lane, "evaluation"))
                     returned = whole.compute(self.model, batch.values, rows)
                     losses = Losses({}, {})
                     losses.note(check_each(returned, rows.stop - rows.start, self.lanes.what))

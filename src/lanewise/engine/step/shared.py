@@ -92,43 +92,36 @@ class _Begin(torch.autograd.Function):
 
 
 @final
+@dataclass(eq=False)
 class SharedLoss(LaneLosses):
     """Runs the lanes of a step for a loss of all its samples. See the module.
 
     It is computed alike on every process, or by rows each lane's where it is carried.
-
-    Args:
-        feed: hands out the lanes of the model.
-        message: tells the loss to the other processes.
-        placement: which process carries which lanes.
-        equality: the grade that the run promises.
-        seed: the seed of the run.
-        loss: the loss of all samples of a step.
     """
 
-    def __init__(
-        self,
-        feed: LaneFeed,
-        message: StepMessage,
-        placement: Placement,
-        equality: Equality,
-        seed: int,
-        loss: WholeLoss,
-    ) -> None:
-        self.loss, self.repeat = loss, 0
-        self._feed = feed
-        self._reducer, self._world, self._phases = feed.reducer, feed.world, feed.phases
-        self._message = message
-        self._placement = placement
-        self._seed = seed
-        is_exact = equality == "exact"
+    feed: LaneFeed
+    """Hands out the lanes of the model."""
+    message: StepMessage
+    """Tells the loss to the other processes."""
+    placement: Placement
+    equality: Equality
+    seed: int
+    """Seed of the run."""
+    loss: WholeLoss
+    """The loss of all samples of a step."""
+    repeat: int = 0
+    """How many passes the step had before this one; for random numbers."""
+    _compares: bool = True
+    """Whether two forwards of each lane are compared, as in the first step."""
+
+    def __post_init__(self) -> None:
+        self._reducer, self._world, self._phases = self.feed.reducer, self.feed.world, self.feed.phases
+        is_exact = self.equality == "exact"
         self._tolerance = {"rtol": 0.0, "atol": 0.0} if is_exact else {"rtol": 1e-2, "atol": 1e-4}
-        self._compares = True
-        """Whether two forwards of each lane are compared, as in the first step."""
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
         """See `LaneLosses`."""
-        kept, feed = StepBatches(batches), self._feed
+        kept, feed = StepBatches(batches), self.feed
         turn = kept.turn
         twice = self._compares or self._runs_twice(turn)
         shares: Mapping[int, Share] = {}
@@ -150,12 +143,12 @@ class SharedLoss(LaneLosses):
                 assert lane.model is not None
                 loss = shares[lane.batch.turn.lane].of_lane(lane.model, values)
             # The loss drew since the forward, or on several lanes another forward did.
-            set_random_state(backward_seed(self._seed, turn.step, lane.batch.turn.lane, self.repeat))
+            set_random_state(backward_seed(self.seed, turn.step, lane.batch.turn.lane, self.repeat))
             yield lane, loss
 
     def _runs_twice(self, turn: LaneTurn) -> bool:
         """Whether graphs are dropped: some process would keep several. The same on every rank."""
-        most = max(self._placement.counts(turn.present))
+        most = max(self.placement.counts(turn.present))
         return self._reducer.forward_is_collective or most > len(self._reducer.replicas)
 
     def _require_equal(
@@ -194,8 +187,8 @@ class SharedLoss(LaneLosses):
             turn: one of this process in the step.
         """
         self._phases.begin(COMMUNICATION, turn.step)
-        outputs = gather_outputs(local, turn.step, self._world, self._placement.most)
-        self._message.find_not_finite = lambda: [
+        outputs = gather_outputs(local, turn.step, self._world, self.placement.most)
+        self.message.find_not_finite = lambda: [
             of_lane.lane for of_lane in local if not all(map(_is_finite, tensors_in(of_lane.values)))
         ]
         self._phases.begin(FORWARD, turn.step)
@@ -204,14 +197,14 @@ class SharedLoss(LaneLosses):
 
     def _share_whole(self, outputs: BatchOutputs, turn: LaneTurn) -> dict[int, Share]:
         """Compute the loss on every process; the first lane tells it, and has the gradient of parameters."""
-        self._message.common_loss, self._message.common_name = math.nan, self.loss.what
+        self.message.common_loss, self.message.common_name = math.nan, self.loss.what
         if not outputs.rows:
-            self._message.agree_on_unit(0.0, is_of_all=True)
+            self.message.agree_on_unit(0.0, is_of_all=True)
             return {}
-        set_random_state(batch_loss_seed(self._seed, turn.step, repeat=self.repeat))
+        set_random_state(batch_loss_seed(self.seed, turn.step, repeat=self.repeat))
         computed = self._compute(outputs, slice(0, outputs.num_samples), turn)
         if computed.loss.sum is not None:
-            self._message.common_loss = computed.loss.sum.detach()
+            self.message.common_loss = computed.loss.sum.detach()
         first = min(outputs.rows)
         return {
             lane: Share(
@@ -220,7 +213,7 @@ class SharedLoss(LaneLosses):
                 computed.loss if lane == first else LaneLoss(),
             )
             for lane, rows in outputs.rows.items()
-            if lane in self._placement.own
+            if lane in self.placement.own
         }
 
     def _compute(self, outputs: BatchOutputs, rows: slice, turn: LaneTurn) -> _Computed:
@@ -245,13 +238,13 @@ class SharedLoss(LaneLosses):
         for name, buffer in model.named_buffers():
             if name in buffers and not torch.equal(buffer, buffers[name]):
                 raise TaskError(f"{what} changes the buffer {name}. Change buffers in the forward.")
-        for look in self._feed.looks:
+        for look in self.feed.looks:
             if isinstance(look, ForeignLeaves) and checked.value is not None:
                 look.require_own(checked.value, what, tensors)
-        self._message.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
+        self.message.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
         if checked.value is None:
             return _Computed(checked, [torch.zeros_like(tensor) for tensor in tensors], {})
-        root, factor = checked.root(turn, self._message.scale)
+        root, factor = checked.root(turn, self.message.scale)
         assert root is not None
         made: Sequence[torch.Tensor | None] = torch.autograd.grad(
             root, [*tensors, *trained], factor, allow_unused=True
@@ -270,22 +263,22 @@ class SharedLoss(LaneLosses):
 
         The gradient of the outputs is added over the lanes, in the tree.
         """
-        tree_sum = new_tree_sum(self._placement.num_lanes, turn.present)
+        tree_sum = new_tree_sum(self.placement.num_lanes, turn.present)
         computed: dict[int, tuple[LaneLoss, dict[int, torch.Tensor]]] = {}
         flat = torch.zeros(outputs.num_gradients, dtype=outputs.gradient_dtype, device=self._world.device)
-        for lane in self._placement.own:
+        for lane in self.placement.own:
             if lane not in turn.present:
                 continue
             flat = torch.zeros_like(flat)
             if lane in outputs.rows:
-                set_random_state(batch_loss_seed(self._seed, turn.step, lane, repeat=self.repeat))
+                set_random_state(batch_loss_seed(self.seed, turn.step, lane, repeat=self.repeat))
                 made = self._compute(outputs, outputs.rows[lane], turn)
                 computed[lane] = made.loss, made.of_parameters
                 torch.cat(
                     [as_real(gradient).flatten().to(flat.dtype) for gradient in made.of_outputs], out=flat
                 )
             else:
-                self._message.agree_on_unit(0.0)  # as a process that has no other lane does
+                self.message.agree_on_unit(0.0)  # as a process that has no other lane does
             tree_sum.push((lane, lane + 1), [flat])
         sums = [flat_sum for _, (flat_sum,) in tree_sum.pending]
         if self._world.world_size > 1:

@@ -5,6 +5,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -29,35 +30,25 @@ _BROADCAST_BYTES = 2**25
 
 
 @final
+@dataclass(eq=False)
 class GroupWorld:
-    """The processes of torch's default process group.
+    """The processes of torch's default process group."""
 
-    Args:
-        device: of this process.
-        store: the one that the group was initialised with.
-        shared_memory: of CPU processes that are all on one machine; None elsewhere, and where the system
-            refuses it.
-        is_restarted: whether an earlier start of the same launch may have begun the run; the same on every
-            rank.
-    """
+    device: torch.device
+    """Of this process."""
+    store: dist.Store
+    """The one that the group was initialised with."""
+    shared_memory: SharedMemory | None
+    """Of CPU processes that are all on one machine; None elsewhere, and where the system refuses it."""
+    is_restarted: bool = False
+    """Whether an earlier start of the same launch may have begun the run; the same on every rank."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        store: dist.Store,
-        shared_memory: SharedMemory | None,
-        *,
-        is_restarted: bool = False,
-    ) -> None:
-        self.rank = dist.get_rank()
-        self.world_size = dist.get_world_size()
-        self.device = device
-        self.shared_memory = shared_memory
-        self.is_restarted = is_restarted
-        self._first = dist.PrefixStore("lanewise/first", store)
-        self._told = dist.PrefixStore("lanewise/told", store)
+    def __post_init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._first = dist.PrefixStore("lanewise/first", self.store)
+        self._told = dist.PrefixStore("lanewise/told", self.store)
         self._is_on_host = dist.get_backend() == "gloo"
-        self._sends_from = torch.device("cpu") if self._is_on_host else device
+        self._sends_from = torch.device("cpu") if self._is_on_host else self.device
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Send a tensor to every rank. Collective: every rank must call this, with equal shapes and dtypes.
@@ -278,4 +269,4 @@ def join_world(
     memory = None
     if is_one_machine and backend == "gloo" and device.type == "cpu":
         memory = share_memory(folder, timeout_seconds)
-    return GroupWorld(device, store, memory, is_restarted=is_restarted)
+    return GroupWorld(device, store, memory, is_restarted)
