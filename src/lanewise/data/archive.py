@@ -4,66 +4,68 @@ import hashlib
 import io
 import logging
 import re
-import shutil
-import tarfile
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import IO
 
 from fsspec.utils import infer_compression
 
 from lanewise.data.byte_file import ByteFile, tar_members
 from lanewise.data.cache_folder import CacheDir, alone, cache_folder
+from lanewise.data.file_content import FileContent
 from lanewise.data.source_file import Paths, file_name, list_files
+from lanewise.data.tar import tar_ranges
 from lanewise.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-_TAR = re.compile(r"\.tar$", re.IGNORECASE)
-_PACKED = re.compile(r"\.(zip|tar\.(gz|bz2|xz)|tgz|tbz2?|txz)$", re.IGNORECASE)
-_MOST_SHOWN = 5
+_ARCHIVE = re.compile(r"\.(zip|tar(\.(gz|bz2|xz))?|tgz|tbz2?|txz)$", re.IGNORECASE)
+_CHAINED = re.compile(r"^(?:tar|zip)://(?:\./)?(.+?)::", re.IGNORECASE | re.DOTALL)
+"""Begins a URL of a file in an archive."""
 
 
-def list_contents(paths: Paths, endings: Sequence[str], cache_dir: CacheDir = None) -> list[str]:
+def list_contents(
+    paths: Paths, endings: Sequence[str], cache_dir: CacheDir = None, unpacked_gib: float | None = None
+) -> list[ByteFile]:
     """Return the files in the order in which they are given; in place of an archive those that it holds.
 
     These are sorted by name; hidden ones and other endings are left out. A tar that is not compressed stays
-    as it is. Any other archive is unpacked into the cache folder by the first process that needs it.
+    as it is. Any other archive is unpacked into the cache folder by the first process that needs it. A name
+    that is found in an archive is never a part of a URL.
 
     Args:
         paths: files and archives.
         endings: those of the files of an archive that count; behind them such a file may end in `.gz` or so.
         cache_dir: the folder in which to unpack; None: see `CacheDir`.
+        unpacked_gib: how much an archive that is unpacked may hold; None: 100 times its size, at least 1.
 
     Raises:
-        DataError: if an archive cannot be read or unpacked, or holds no such file; see `list_files` too.
+        DataError: if an archive cannot be read or unpacked, or holds no such file; see `list_files` and
+            `ByteFile.find` too.
     """
-    files: list[str] = []
+    files: list[tuple[str, ByteFile | None]] = []
     for path in list_files(paths):
-        name = file_name(path)
-        is_tar = _TAR.search(name) is not None
-        if "::" in path or not (is_tar or _PACKED.search(name)):  # a chained URL names a file in an archive
-            files.append(path)
+        *named, of = _CHAINED.split(path)
+        name = file_name(of)
+        if not _ARCHIVE.search(name):
+            files.append((path, None))
             continue
-        archive = ByteFile.stored(path)
-        folder = None if is_tar else _unpacked(archive, cache_dir)
-        names = sorted(tar_members(archive) if folder is None else _files_in(folder))
-        chosen = [name for name in names if _counts(name, endings)]
-        if not chosen:
-            protocol = "zip" if name.lower().endswith(".zip") else "tar"
+        found = _found(ByteFile.stored(of), cache_dir, unpacked_gib)
+        chosen = named[1:] or [member for member in sorted(found) if _counts(member, endings)]
+        if not found.keys() & chosen:
             raise DataError(
-                f"{path} holds no file that ends in {' or '.join(endings)}: it holds "
-                f"{', '.join(names[:_MOST_SHOWN]) or 'none'}. Name those that are meant, as in "
-                f"{protocol}://*.ENDING::{path}."
+                f"{of} has no file {named[1]}."
+                if named
+                else f"{path} holds no file that ends in {' or '.join(endings)}: it holds "
+                f"{', '.join(sorted(found)[:5]) or 'none'}. Name those that are meant, as in "
+                f"{'zip' if name.lower().endswith('.zip') else 'tar'}://*.ENDING::{path}."
             )
-        files += [
-            f"tar://{name}::{archive.path}" if folder is None else f"{folder / name}" for name in chosen
-        ]
-    return files
+        files += map(found.__getitem__, chosen)
+    with ThreadPoolExecutor(16) as pool:  # a network's file system takes its time for each
+        return list(pool.map(lambda of: ByteFile.find(*of), files))
 
 
 def _counts(name: str, endings: Sequence[str]) -> bool:
@@ -72,72 +74,74 @@ def _counts(name: str, endings: Sequence[str]) -> bool:
     return not is_hidden and plain.endswith(tuple(endings))
 
 
-def _files_in(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+def _found(
+    archive: ByteFile, cache_dir: CacheDir, max_gib: float | None
+) -> dict[str, tuple[str, ByteFile | None]]:
+    """Return what to look for instead of each file of an archive, by its name there; see `ByteFile.find`."""
+    if not archive.name.lower().endswith(".tar"):
+        unpacked = _unpacked(archive, cache_dir, max_gib)
+        if unpacked.is_dir():
+            paths = [path for path in unpacked.rglob("*") if path.is_file()]
+            return {path.relative_to(unpacked).as_posix(): (str(path), None) for path in paths}
+        archive = ByteFile.stored(str(unpacked))
+    return {name: (name, archive) for name in tar_members(archive)}
 
 
-def _unpacked(archive: ByteFile, cache_dir: CacheDir) -> Path:
-    """Return the folder in which an archive is unpacked; unpack it, unless a process has done so."""
+def _unpacked(archive: ByteFile, cache_dir: CacheDir, max_gib: float | None) -> Path:
+    """Return the folder of an unpacked zip, or a tar that is not compressed; unpack, unless that was done."""
     try:
         cache = cache_folder(cache_dir)
-        key = repr((archive.path, archive.size, archive.stamp)).encode()
+        key = repr((archive.path, archive.size, archive.stamp, "checked")).encode()
         folder = cache / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.unpacked"
-        if folder.is_dir():
-            return folder
         cache.mkdir(parents=True, exist_ok=True)
-        with alone(folder.with_suffix(".lock"), f"unpack {archive.path}"):
-            if not folder.is_dir():
-                _unpack(archive, folder)
+        if not folder.is_dir():
+            with alone(folder.with_suffix(".lock"), f"unpack {archive.path}"):
+                if not folder.is_dir():
+                    _unpack(archive, folder, max_gib)
     except DataError:
         raise
     except Exception as error:  # of any format, of the disk, or no home folder
         raise DataError(
             f"{archive.path} cannot be unpacked into the cache folder: {type(error).__name__}: {error}. "
-            "Unpack it elsewhere, and name its files."
+            "Unpack it elsewhere, and name its files; if it is cut or damaged, write it again."
         ) from error
-    return folder
+    return folder / PurePosixPath(archive.name).stem
 
 
-def _unpack(archive: ByteFile, folder: Path) -> None:
+def _unpack(archive: ByteFile, folder: Path, max_gib: float | None) -> None:
     """Unpack an archive into a folder, which appears when it is complete."""
-    begin, num_files, num_bytes = time.monotonic(), 0, 0
+    begin, num_bytes = time.monotonic(), 0
+    most = float(max_gib or max(1, 100 * archive.size / 2**30)) * 2**30  # a text has 10 times its packed size
     with TemporaryDirectory(dir=folder.parent, suffix=".new") as temporary:
         new = Path(temporary, "files")
         new.mkdir()
-        for name, content in _contents(archive):
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise DataError(f"{archive.path} holds {name}, which is outside of it. Write it again.")
-            file = new / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("wb") as out:
-                shutil.copyfileobj(content, out)
-                num_files, num_bytes = num_files + 1, num_bytes + out.tell()
+        for size in _write(archive, new / PurePosixPath(archive.name).stem):
+            num_bytes += size
+            if num_bytes > most:
+                raise DataError(
+                    f"{archive.path} has {archive.size:,} bytes, and holds more than {most / 2**30:.1f} GiB. "
+                    "If that is as it should be, give the dataset a larger unpacked_gib."
+                )
         archive.check()
         new.rename(folder)
-    logger.info(
-        "unpacked %s, %s files of %.1f MiB, into %s in %.1f s",
-        archive.path,
-        f"{num_files:,}",
-        num_bytes / 2**20,
-        folder,
-        time.monotonic() - begin,
-    )
+    seconds, mib = time.monotonic() - begin, num_bytes / 2**20
+    logger.info("unpacked %s, %.1f MiB, into %s in %.1f s", archive.path, mib, folder, seconds)
 
 
-def _contents(archive: ByteFile) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the name and the content of each file of an archive; links and the like are none."""
-    with ExitStack() as stack:
-        stored = stack.enter_context(io.BufferedReader(archive.stream(lambda _: None)))
-        if file_name(archive.path).lower().endswith(".zip"):
-            zipped = stack.enter_context(zipfile.ZipFile(stored))
-            for entry in zipped.infolist():
-                if not entry.is_dir():
-                    with zipped.open(entry) as content:
-                        yield entry.filename, content
-        else:
-            tar = stack.enter_context(tarfile.open(fileobj=stored, mode="r|*"))
-            for member in tar:
-                if member.isfile():
-                    unpacked = tar.extractfile(member)
-                    assert unpacked is not None, "it is a file"
-                    yield member.name, unpacked
+def _write(archive: ByteFile, path: Path) -> Iterator[int]:
+    """Write what is in an archive, which must be whole, in pieces, each after its size was yielded."""
+    if not archive.name.lower().endswith(".zip"):
+        with FileContent(archive, lambda _: None) as content, path.open("w+b") as tar:
+            while piece := content.read(2**20):
+                yield len(piece)
+                tar.write(piece)
+            tar_ranges(tar)
+        return
+    with zipfile.ZipFile(io.BufferedReader(archive.stream(lambda _: None))) as zipped:
+        path.mkdir()
+        for entry in zipped.infolist():
+            # The list of a zip has no checksum: a bit can make a comment of an entry, or a folder of a file.
+            if b"PK\1\2" in entry.comment or (entry.is_dir() and entry.file_size):
+                raise zipfile.BadZipFile(f"the entry {entry.filename} is damaged")
+            yield entry.file_size
+            zipped.extract(entry, path)

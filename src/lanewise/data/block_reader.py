@@ -153,12 +153,10 @@ class BlockReader(Generic[Chunk]):
         is_much = self._num_asked_again >= _NOW_AND_THEN and 4 * self._num_decoded_again > self._num_decoded
         if is_much and not self._has_warned:
             self._has_warned = True
+            counts = self._num_decoded_again, self._num_decoded, self.rows_per_chunk
             logger.warning(
                 "Blocks of the dataset are decoded again and again from their start: %d of %d chunks of %d "
                 "rows so far, since those that are in use take more than %.3g MiB. Give the dataset a larger "
                 "memory_mib, and set data.order to blocked.",
-                self._num_decoded_again,
-                self._num_decoded,
-                self.rows_per_chunk,
-                self.memory / 2**20,
+                *(*counts, self.memory / 2**20),
             )

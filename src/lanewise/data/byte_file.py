@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import re
-import tarfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,13 +15,13 @@ from typing import Any, NamedTuple, TypeAlias, final
 from fsspec.utils import infer_compression
 
 from lanewise.data.source_file import file_name, file_system, is_remote
+from lanewise.data.tar import tar_ranges
 from lanewise.errors import DataError
 
 _VERSION_KEYS = ("ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
 """The names under which file systems of fsspec tell which version of a file they have."""
 _ARCHIVE = re.compile(r"\.(zip|tar|tar\.(gz|bz2|xz|zst|lz4|lzma)|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
-_MEMBER = re.compile(r"tar://(.+?)::(.+\.tar)", re.IGNORECASE | re.DOTALL)
-"""A URL of a file in an archive that is not compressed, and so is a range of bytes of the archive."""
+_SHORT = {"tgz": "gz", "tbz": "bz2", "tbz2": "bz2", "txz": "xz"}
 MAX_OPEN = 128
 """Most machines allow a process 1,024 open files; on some networks it takes milliseconds to open one."""
 
@@ -34,7 +33,7 @@ class ByteFile(NamedTuple):
     """A file as it was found. It must not change while it is in use."""
 
     path: str
-    """An absolute path, or a URL; `tar://MEMBER::PATH` for a member of a tar archive."""
+    """An absolute path, or a URL; for a member of an archive `tar://MEMBER::PATH`, which is only shown."""
     size: int
     """The number of its bytes, as it is stored."""
     stamp: int
@@ -43,22 +42,27 @@ class ByteFile(NamedTuple):
     """The tar archive of which the file is a member."""
     begin: int = 0
     """The byte of the archive at which the file begins."""
+    name: str = ""
+    """What tells by its ending what the file is."""
 
     @classmethod
-    def find(cls, path: str) -> "ByteFile":
+    def find(cls, path: str, archive: "ByteFile | None" = None) -> "ByteFile":
         """Look at a file.
+
+        Args:
+            path: a path, or a URL; of a member of an archive its name, as in `tar_members`.
+            archive: a tar that is not compressed, in which a file is a range of bytes.
 
         Raises:
             DataError: if it does not exist, is empty, or is compressed in a way that cannot be read here.
         """
-        member = _MEMBER.fullmatch(path)
-        file = cls._member(*member.groups()) if member else cls.stored(path)
+        file = cls.stored(path) if archive is None else cls._member(path, archive)
         if not file.size:
-            raise DataError(f"{path} is empty (0 bytes). Leave it out, or write it again.")
+            raise DataError(f"{file.path} is empty (0 bytes). Leave it out, or write it again.")
         if path.endswith(".zst") and not file.compression:
             raise DataError(f"{path} needs the package zstandard to be read: pip install zstandard.")
-        if _ARCHIVE.search(file_name(path)):
-            raise DataError(f"{path} is an archive, which may hold several files. Unpack it.")
+        if _ARCHIVE.search(file.name):
+            raise DataError(f"{file.path} is an archive, which may hold several files. Unpack it.")
         return file
 
     @classmethod
@@ -70,16 +74,12 @@ class ByteFile(NamedTuple):
         """
         if not is_remote(path):
             path = str(Path(path).absolute())  # also after another working directory is set
-        return cls(path, *_look_at(path))
+        return cls(path, *_look_at(path), name=file_name(path))
 
     @classmethod
-    def _member(cls, name: str, path: str) -> "ByteFile":
-        archive = cls.stored(path)
-        found = tar_members(archive).get(name.removeprefix("./"))
-        if found is None:
-            raise DataError(f"{archive.path} has no file {name}.")
-        begin, end = found
-        return cls(f"tar://{name}::{archive.path}", end - begin, archive.stamp, archive, begin)
+    def _member(cls, name: str, archive: "ByteFile") -> "ByteFile":
+        begin, end = tar_members(archive)[name]
+        return cls(f"tar://{name}::{archive.path}", end - begin, archive.stamp, archive, begin, name)
 
     @property
     def is_remote(self) -> bool:
@@ -89,7 +89,8 @@ class ByteFile(NamedTuple):
     @property
     def compression(self) -> str | None:
         """How the content is compressed, in fsspec's words, judged by the file's name; None if it is not."""
-        known: str | None = infer_compression(file_name(self.path))
+        stem, _, ending = self.name.rpartition(".")
+        known: str | None = infer_compression(f"{stem}.{_SHORT.get(ending.lower(), ending)}")
         return known
 
     def open(self) -> "OpenBytes":
@@ -289,18 +290,10 @@ def tar_members(archive: ByteFile) -> Mapping[str, Range]:
     """Return where each file in a tar archive is, by its name; of several of a name the last one counts.
 
     Raises:
-        DataError: if the archive cannot be read, is compressed, or holds a file with holes.
+        DataError: if the archive cannot be read, is compressed, cut or damaged, or holds a file with holes.
     """
-    members: dict[str, Range] = {}
-    stored = io.BufferedReader(archive.stream(lambda _: None))
-    with _reading(archive.path), tarfile.open(fileobj=stored, mode="r:") as opened:
-        for member in opened:
-            if member.issparse():
-                raise DataError(f"{archive.path} has {member.name} without its zeros. Write it without -S.")
-            if member.isfile():
-                name = member.name.removeprefix("./")
-                members[name] = member.offset_data, member.offset_data + member.size
-    return members
+    with _reading(archive.path), io.BufferedReader(archive.stream(lambda _: None)) as stored:
+        return tar_ranges(stored)
 
 
 def unreadable(path: str, error: Exception) -> DataError:

@@ -35,6 +35,8 @@ class JsonLinesDataset(RecordFiles):
             or `~/.cache/lanewise`.
         memory_mib: how much memory decompressed lines that were not asked for yet may take, in MiB, in each
             process that reads.
+        unpacked_gib: how much an archive that is unpacked may hold, in GiB; None stands for 100 times its
+            own size, and at least 1.
 
     Raises:
         DataError: if there is no file, or one is empty or cannot be read.

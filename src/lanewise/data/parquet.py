@@ -45,6 +45,8 @@ class ParquetDataset(FileDataset):
             pages that are being decoded.
         on_error: what to do with rows that cannot be decoded. `raise` makes them an error; `skip` leaves them
             out, counts them in `num_skipped`, and names each row group once in the log.
+        unpacked_gib: how much an archive that is unpacked may hold, in GiB; None stands for 100 times its
+            own size, and at least 1.
 
     Raises:
         DataError: if there are no such files, one cannot be read as Parquet, lacks a column, or has another
@@ -60,11 +62,12 @@ class ParquetDataset(FileDataset):
         *,
         memory_mib: float = 256,
         on_error: OnError = "raise",
+        unpacked_gib: float | None = None,
     ) -> None:
         check_arguments(on_error, memory_mib)
         self._on_error = on_error
-        self._paths = list_contents(paths, (".parquet",))
-        self._row_groups = RowGroups(self._paths, columns, self._count)
+        self._files = list_contents(paths, (".parquet",), unpacked_gib=unpacked_gib)
+        self._row_groups = RowGroups(self._files, columns, self._count)
         self._starts = np.cumsum([0, *self.block_sizes()])
         """The first row of each row group, and the end."""
         num_bytes = attrgetter("num_bytes")
@@ -87,7 +90,7 @@ class ParquetDataset(FileDataset):
         Raises:
             DataError: if there is no such column, it has nulls, or rows cannot be decoded.
         """
-        groups = RowGroups(self._paths, [name], lambda _: None)
+        groups = RowGroups(self._files, [name], lambda _: None)
         chunks = [chunk for block in range(len(groups.num_rows)) for chunk in groups.open(block)]
         numbers = np.concatenate([groups.none.numbers, *(chunk.numbers for chunk in chunks)])
         others = [groups.none.others, *(chunk.others for chunk in chunks)]

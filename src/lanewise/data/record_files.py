@@ -6,7 +6,6 @@ import sys
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
@@ -48,6 +47,8 @@ class RecordFiles(FileDataset):
             `$XDG_CACHE_HOME/lanewise`, or `~/.cache/lanewise`.
         memory_mib: how much memory decompressed records that were not asked for yet may take, in MiB, in each
             process that reads.
+        unpacked_gib: how much an archive that is unpacked may hold, in GiB; None stands for 100 times its
+            own size, and at least 1.
 
     Raises:
         DataError: if there is no file, or one is empty or cannot be read.
@@ -65,13 +66,13 @@ class RecordFiles(FileDataset):
         on_error: OnError = "raise",
         cache_dir: CacheDir = None,
         memory_mib: float = 256,
+        unpacked_gib: float | None = None,
     ) -> None:
         check_arguments(on_error, memory_mib)
         if self._separator == b"":
             raise DataError("The separator is empty. Give at least one character, or None for whole files.")
         self._on_error = on_error
-        with ThreadPoolExecutor(16) as pool:  # a network's file system takes its time for each
-            files = list(pool.map(ByteFile.find, list_contents(paths, self._endings, cache_dir)))
+        files = list_contents(paths, self._endings, cache_dir, unpacked_gib)
         if self._separator is None:
             self._indexes = [_index_of_one(file) for file in files]
         else:

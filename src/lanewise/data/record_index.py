@@ -149,14 +149,9 @@ def index_files(
         if not len(index) and not index.is_damaged:
             raise DataError(f"{index.file.path} holds no record that is not empty. Leave it out.")
     if built := [index for index in indexes if index.is_new]:
-        logger.info(
-            "found %s records in %d of %d files, of %.1f MiB, in %.1f s",
-            f"{sum(map(len, built)):,}",
-            len(built),
-            len(files),
-            sum(index.file.size for index in built) / 2**20,
-            time.monotonic() - started,
-        )
+        of, mib = f"{len(built)} of {len(files)} files", sum(index.file.size for index in built) / 2**20
+        text, seconds = "found %s records in %s, of %.1f MiB, in %.1f s", time.monotonic() - started
+        logger.info(text, f"{sum(map(len, built)):,}", of, mib, seconds)
     if unkept := [index.unkept for index in indexes if index.unkept]:
         logger.warning("each process finds again where records begin, as it cannot be kept: %s", unkept[0])
     return indexes

@@ -72,7 +72,7 @@ class RowGroups:
     3,000 row groups of 10 columns take 25 MB and 0.1 s.
 
     Args:
-        paths: the files, as `list_contents` returns them.
+        stored: the files.
         columns: the columns to read, in this order; None for all, in the order of the first file.
         count: is called with the number of bytes of each read of a row group.
 
@@ -82,7 +82,7 @@ class RowGroups:
     """
 
     def __init__(
-        self, paths: Sequence[str], columns: Sequence[str] | None, count: Callable[[int], None]
+        self, stored: Sequence[ByteFile], columns: Sequence[str] | None, count: Callable[[int], None]
     ) -> None:
         if _MISSING is not None:
             raise DataError(
@@ -90,10 +90,10 @@ class RowGroups:
                 "Run: pip install 'lanewise[parquet]'"
             ) from _MISSING
         self._count = count
-        files = list(map(_read_footer, paths))
+        files = list(map(_read_footer, stored))
         schemas = [_plain_schema(file.footer) for file in files]
         names = schemas[0].names if columns is None else columns
-        self.schema: pa.Schema = _select(schemas[0], names, paths[0])
+        self.schema: pa.Schema = _select(schemas[0], names, files[0].file.path)
         """The columns that are read, with their types."""
         self._groups: list[tuple[_File, int]] = []
         """The file of each row group, and its number there."""
@@ -103,7 +103,8 @@ class RowGroups:
             for field in self.schema
             if is_number(field.type)
         }
-        for path, file, schema in zip(paths, files, schemas, strict=True):
+        for file, schema in zip(files, schemas, strict=True):
+            path = file.file.path
             for ours, other in zip(self.schema, _select(schema, self.schema.names, path), strict=True):
                 if ours.type != other.type:
                     raise DataError(
@@ -114,9 +115,9 @@ class RowGroups:
             for number in range(file.footer.num_row_groups):
                 group = file.footer.row_group(number)
                 self._groups.append((file, number))
-                stored = [group.column(leaf) for leaf in leaves]
-                sizes.append((group.num_rows, sum(column.total_compressed_size for column in stored)))
-                for column in stored:
+                chunks = [group.column(leaf) for leaf in leaves]
+                sizes.append((group.num_rows, sum(column.total_compressed_size for column in chunks)))
+                for column in chunks:
                     if group.num_rows and not _has_no_nulls(column):
                         numbers.pop(column.path_in_schema, None)
         self.num_rows, self.num_bytes = np.array(sizes, np.int64).reshape(-1, 2).T.copy()
@@ -189,13 +190,12 @@ def _has_no_nulls(column: "pq.ColumnChunkMetaData") -> bool:
     return statistics is not None and bool(statistics.has_null_count) and statistics.null_count == 0
 
 
-def _read_footer(path: str) -> _File:
-    file = ByteFile.find(path)
+def _read_footer(file: ByteFile) -> _File:
     try:
         with file.stream(lambda _: None) as opened:
             return _File(file, pq.ParquetFile(opened, pre_buffer=False).metadata)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} ({file.size:,} bytes) cannot be read as Parquet: {error}") from error
+        raise DataError(f"{file.path} ({file.size:,} bytes) cannot be read as Parquet: {error}") from error
 
 
 def _plain_schema(footer: "pq.FileMetaData") -> "pa.Schema":

@@ -13,8 +13,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def is_remote(path: str) -> bool:
-    """Tell whether a path is an fsspec URL."""
-    return "://" in path or "::" in path
+    """Tell whether a path is an fsspec URL; no absolute path is one, whatever the names of its folders."""
+    return not path.startswith("/") and ("://" in path or "::" in path)
 
 
 def file_name(path: str) -> str:
@@ -66,13 +66,16 @@ def _matches(path: str) -> list[str]:
             names = sorted(files.glob(pattern))
         except Exception as error:  # of any file system
             raise _cannot_be_opened(path, error) from error
+        if chained := next((name for name in names if "::" in name), None):
+            raise DataError(f"{path} matches {chained}, of which a part would be read as a URL. Rename it.")
         found = [f"{before}{name}{after}" if is_found else files.unstrip_protocol(name) for name in names]
     elif Path(path).is_dir():
         raise DataError(f"{path} is a folder. Name the files in it, as in {Path(path, '*')}.")
     elif not glob.has_magic(path) or Path(path).exists():
         return [path]
     else:
-        found = sorted(name for name in glob.glob(path, recursive=True) if not Path(name).is_dir())  # noqa: PTH207
+        paths = map(Path, glob.glob(path, recursive=True))  # noqa: PTH207
+        found = sorted(str(file.absolute()) for file in paths if not file.is_dir())  # no name makes it a URL
     if not found:
         raise DataError(f"No file matches {path}. The working directory is {Path.cwd()}.")
     return found

@@ -29,6 +29,8 @@ class TextDataset(RecordFiles):
             (`raise`) or is left out (`skip`).
         memory_mib: how much memory decompressed texts that were not asked for yet may take, in MiB, in each
             process that reads.
+        unpacked_gib: how much an archive that is unpacked may hold, in GiB; None stands for 100 times its
+            own size, and at least 1.
 
     Raises:
         DataError: if there is no file, or one is empty or cannot be read.
@@ -42,9 +44,12 @@ class TextDataset(RecordFiles):
         cache_dir: CacheDir = None,
         on_error: OnError = "raise",
         memory_mib: float = 256,
+        unpacked_gib: float | None = None,
     ) -> None:
         self._separator = _encoded(separator)
-        super().__init__(paths, on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib)
+        super().__init__(
+            paths, on_error=on_error, cache_dir=cache_dir, memory_mib=memory_mib, unpacked_gib=unpacked_gib
+        )
 
     def _decode(self, record: bytes) -> str:
         # Other records begin behind the mark: find_records leaves it out.

@@ -73,12 +73,9 @@ def _read(
     if not num_workers and not pin_memory:
         return map(reader.__getitem__, requests)  # a DataLoader adds 8 to 11 us to each
     is_forked = num_workers > 0 and multiprocessing.get_start_method() == "fork"
+    inherited = [handle for _, handle in open_handles(reader.dataset)] if is_forked else []
     loader: DataLoader[Any] = DataLoader(
-        _OrNothing(
-            reader,
-            PROGRESS.get(),
-            [handle for _, handle in open_handles(reader.dataset)] if is_forked else [],
-        ),
+        _OrNothing(reader, PROGRESS.get(), inherited),
         batch_size=None,  # a turn is a batch already
         sampler=requests,
         num_workers=num_workers,

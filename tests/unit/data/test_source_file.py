@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from lanewise.data.byte_file import ByteFile
 from lanewise.data.source_file import file_name, list_files
 from lanewise.errors import DataError
 
@@ -59,9 +60,20 @@ def test_a_glob_in_a_chained_url_keeps_the_rest_of_the_chain(tmp_path):
     assert list_files(f"simplecache::file://{tmp_path}/*.tar") == [f"simplecache::file://{archive}"]
 
 
+def test_names_that_were_found_are_no_parts_of_a_url(tmp_path, monkeypatch):
+    """A name in a folder or a bucket chose another file to read, or a server to call."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "std::a.x").write_text("a")
+    assert list_files("*.x") == [str(tmp_path / "std::a.x")]
+    assert ByteFile.find(str(tmp_path / "std::a.x")).size == 1
+    with pytest.raises(DataError, match=r"matches .*std::a\.x, of which a part would be read as a URL"):
+        list_files(f"file://{tmp_path}/*.x")
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [
+        ("/a/b::c.gz", "/a/b::c.gz"),
         ("a/b.gz", "a/b.gz"),
         ("s3://a/b.gz", "s3://a/b.gz"),
         ("tar://a.x::b.tar.gz", "tar://a.x"),
