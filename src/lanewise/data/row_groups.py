@@ -1,5 +1,7 @@
 """The row groups of Parquet files, as the footers describe them, and cursors over each."""
 
+import faulthandler
+import os
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple, final
 
@@ -58,6 +60,8 @@ class Chunk(NamedTuple):
 class _File(NamedTuple):
     file: ByteFile
     footer: "pq.FileMetaData"
+    schema: "pa.Schema"
+    """The columns. The type of a dictionary, which each chunk would hold, is its values'."""
 
 
 @final
@@ -69,7 +73,7 @@ class RowGroups:
     pyarrow has them.
 
     Each footer is read once, here. It stays as pyarrow decoded it, beside a few numbers for each row group:
-    3,000 row groups of 10 columns take 25 MB and 0.1 s.
+    3,000 row groups of 10 columns take 25 MB and 0.1 s, and as long again in a child.
 
     Args:
         stored: the files.
@@ -91,9 +95,8 @@ class RowGroups:
             ) from _MISSING
         self._count = count
         files = list(map(_read_footer, stored))
-        schemas = [_plain_schema(file.footer) for file in files]
-        names = schemas[0].names if columns is None else columns
-        self.schema: pa.Schema = _select(schemas[0], names, files[0].file.path)
+        names = files[0].schema.names if columns is None else columns
+        self.schema: pa.Schema = _select(files[0], names)
         """The columns that are read, with their types."""
         self._groups: list[tuple[_File, int]] = []
         """The file of each row group, and its number there."""
@@ -103,23 +106,22 @@ class RowGroups:
             for field in self.schema
             if is_number(field.type)
         }
-        for file, schema in zip(files, schemas, strict=True):
-            path = file.file.path
-            for ours, other in zip(self.schema, _select(schema, self.schema.names, path), strict=True):
+        if not _ends_well(files, names):
+            damaged = next((file for file in files if not _ends_well([file], names)), files[0]).file
+            raise DataError(f"{damaged.path} cannot be read as Parquet: its footer is damaged. Restore it.")
+        for file in files:
+            for ours, other in zip(self.schema, _select(file, self.schema.names), strict=True):
                 if ours.type != other.type:
                     raise DataError(
                         f"Column {ours.name!r} is {ours.type} in {files[0].file.path}, and {other.type} in "
-                        f"{path}. Write the files with one type for each column, or name the columns to read."
+                        f"{file.file.path}. Write the files with one type for each column, or name the "
+                        "columns to read."
                     )
-            leaves = _leaves(file.footer, self.schema.names)
-            for number in range(file.footer.num_row_groups):
-                group = file.footer.row_group(number)
+            for number, (num_rows, num_bytes, with_nulls) in enumerate(_describe(file, names)):
                 self._groups.append((file, number))
-                chunks = [group.column(leaf) for leaf in leaves]
-                sizes.append((group.num_rows, sum(column.total_compressed_size for column in chunks)))
-                for column in chunks:
-                    if group.num_rows and not _has_no_nulls(column):
-                        numbers.pop(column.path_in_schema, None)
+                sizes.append((num_rows, num_bytes))
+                for name in with_nulls if num_rows else ():
+                    numbers.pop(name, None)
         self.num_rows, self.num_bytes = np.array(sizes, np.int64).reshape(-1, 2).T.copy()
         """Rows of each row group, and bytes of the columns that are read, as they are stored."""
         self.numbers = np.dtype(list(numbers.items()))
@@ -137,7 +139,7 @@ class RowGroups:
             DamagedRowsError: if it cannot be decoded.
             DataError: if the file was changed since its footer was read.
         """
-        (file, footer), group = self._groups[block]
+        (file, footer, _), group = self._groups[block]
         names, num_rows, first = self.schema.names, int(self.num_rows[block]), 0
         try:
             with file.stream(self._count) as opened:
@@ -184,33 +186,53 @@ class RowGroups:
         return Chunk(numbers.view(self.none.numbers.dtype), others)
 
 
+def _read_footer(file: ByteFile) -> _File:
+    try:
+        with file.stream(lambda _: None) as opened:
+            footer = pq.ParquetFile(opened, pre_buffer=False).metadata
+        fields = footer.schema.to_arrow_schema()
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise DataError(f"{file.path} ({file.size:,} bytes) cannot be read as Parquet: {error}") from error
+    kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in fields.types]
+    return _File(file, footer, pa.schema(zip(fields.names, kinds, strict=True)))
+
+
+def _ends_well(files: Sequence[_File], names: Sequence[str]) -> bool:
+    """Tell whether a child can describe the row groups: a footer that contradicts itself aborts a process."""
+    if not (child := os.fork()):
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # for pyarrow's last words
+            faulthandler.disable()
+            for file in files:
+                _describe(file, names)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _describe(file: _File, names: Sequence[str]) -> list[tuple[int, int, list[str]]]:
+    """Return of each row group its rows, the bytes of columns, and which of these may have nulls."""
+    leaves, groups = _leaves(file.footer, names), []
+    for group in map(file.footer.row_group, range(file.footer.num_row_groups)):
+        columns = [group.column(leaf) for leaf in leaves]
+        with_nulls = [column.path_in_schema for column in columns if not _has_no_nulls(column)]
+        groups.append((group.num_rows, sum(column.total_compressed_size for column in columns), with_nulls))
+    return groups
+
+
 def _has_no_nulls(column: "pq.ColumnChunkMetaData") -> bool:
     """Tell whether the footer says that a stored column has no nulls."""
     statistics = column.statistics
     return statistics is not None and bool(statistics.has_null_count) and statistics.null_count == 0
 
 
-def _read_footer(file: ByteFile) -> _File:
-    try:
-        with file.stream(lambda _: None) as opened:
-            return _File(file, pq.ParquetFile(opened, pre_buffer=False).metadata)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file.path} ({file.size:,} bytes) cannot be read as Parquet: {error}") from error
-
-
-def _plain_schema(footer: "pq.FileMetaData") -> "pa.Schema":
-    """Return the columns of a file. The type of a dictionary, which each chunk would hold, is its values'."""
-    fields = footer.schema.to_arrow_schema()
-    kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in fields.types]
-    return pa.schema(zip(fields.names, kinds, strict=True))
-
-
-def _select(schema: "pa.Schema", columns: Sequence[str], path: str) -> "pa.Schema":
+def _select(of: _File, columns: Sequence[str]) -> "pa.Schema":
     for name in columns:
-        if (num_named := len(schema.get_all_field_indices(name))) != 1:
-            columns_there = ", ".join(schema.names)
-            raise DataError(f"{path} has {num_named or 'no'} columns {name!r}. Its columns: {columns_there}.")
-    return pa.schema([schema.field(name) for name in columns])
+        if (num_named := len(of.schema.get_all_field_indices(name))) != 1:
+            there = ", ".join(of.schema.names)
+            raise DataError(f"{of.file.path} has {num_named or 'no'} columns {name!r}. Its columns: {there}.")
+    return pa.schema([of.schema.field(name) for name in columns])
 
 
 def _leaves(footer: "pq.FileMetaData", columns: Sequence[str]) -> list[int]:

@@ -24,6 +24,7 @@ from lanewise.data.byte_file import ByteStream, unreadable
 from lanewise.data.collate import collate
 from lanewise.errors import DataError
 from lanewise.lanes import LaneTurn
+from tests.slow import slow
 
 COUNTER = itertools.count()
 
@@ -177,6 +178,38 @@ def test_a_null_in_a_later_row_group_is_none(tmp_path):
     assert dataset.__getitems__([4, 0]).columns["x"].tolist() == [5, 1]
     with pytest.raises(DataError, match="Column 'x' has nulls"):
         dataset.__getitems__([3]).columns["x"]
+
+
+def test_a_footer_that_would_abort_the_process_is_an_error_that_names_its_file(tmp_path, capfd):
+    """One bit ended the process within pyarrow: a statistic is of another type than its column."""
+    for number in range(3):
+        write(tmp_path / f"{number}.parquet", [5])
+    path = tmp_path / "1.parquet"
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"\x1c\x15\x04\x19") + 2] ^= 8  # int64 in the description of the last chunk of `id`
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"1\.parquet cannot be read as Parquet: its footer is damaged"):
+        ParquetDataset(tmp_path / "*.parquet")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("step", [211, *slow(11)])
+def test_any_bit_of_a_footer_gives_rows_or_an_error(tmp_path, step):
+    """A name that is no UTF-8, or a schema of pyarrow's that has other columns, was an error of Python's."""
+    path = tmp_path / "a.parquet"
+    write(path, [5])
+    good = path.read_bytes()
+    begin = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+    num_refused = 0
+    for place in range(8 * begin, 8 * len(good), step):
+        data = bytearray(good)
+        data[place // 8] ^= 1 << place % 8
+        path.write_bytes(data)
+        try:
+            ParquetDataset(path)
+        except DataError as error:
+            num_refused += str(path) in str(error)
+    assert num_refused > 10
 
 
 def test_a_null_of_which_the_footer_does_not_tell_is_damage(tmp_path, monkeypatch):
