@@ -30,14 +30,15 @@ class TokenDataset(FileDataset):
         window: the number of tokens that a model sees at once.
         stride: the number of tokens from the start of a window to the start of the next one; None stands for
             `window`, so that each token is a target once.
-        dtype: numpy's name of the integers in the files; a `.npy` file names its own.
+        dtype: numpy's name of the integers in the files; a `.npy` file names its own. None stands for
+            `uint16`, and for an error where the first tokens look like longer ones.
 
     Raises:
         DataError: if there is no file, or one is shorter than a window, or does not hold such an array.
     """
 
     def __init__(
-        self, paths: Paths, *, window: int, stride: int | None = None, dtype: str = "uint16"
+        self, paths: Paths, *, window: int, stride: int | None = None, dtype: str | None = None
     ) -> None:
         stride = window if stride is None else stride
         if window < 1 or stride < 1:
@@ -105,7 +106,7 @@ class _TokenFile(NamedTuple):
     num_tokens: int
 
     @classmethod
-    def find(cls, path: str, dtype: str) -> "_TokenFile":
+    def find(cls, path: str, dtype: str | None) -> "_TokenFile":
         file = ByteFile.find(path)
         if is_remote(file.path) or file.compression:
             raise DataError(f"{path} cannot be mapped into memory. Copy it to a disk, not compressed.")
@@ -120,9 +121,15 @@ class _TokenFile(NamedTuple):
             stored, begin, num_bytes = array.dtype, array.offset, array.nbytes
         else:
             try:
-                stored, begin, num_bytes = np.dtype(dtype), 0, file.size
+                stored, begin, num_bytes = np.dtype(dtype or "uint16"), 0, file.size
             except TypeError as error:
                 raise DataError(f"dtype is {dtype!r}, which numpy doesn't know, unlike 'uint16'.") from error
+            first = np.fromfile(path, np.uint16, 0 if dtype else 4096).astype(np.int64)
+            if len(first) > 7 and 256 * first[1::2].max() < first[::2].max():
+                raise DataError(
+                    f"{path} seems to hold tokens of 4 bytes, and dtype is 'uint16', the default. Give the "
+                    "dtype with which it was written, as in dtype='uint32', or 'uint16' if that is right."
+                )
         if stored.kind not in "iu":
             raise DataError(f"{path} holds {stored.name}, it seems. Tokens are integers, such as 'uint16'.")
         num_tokens, rest = divmod(num_bytes, stored.itemsize)

@@ -49,6 +49,26 @@ def test_each_token_is_a_target_once(tmp_path):
     assert sum(targets, []) == list(range(1, 17))  # noqa: RUF017 - short
 
 
+@pytest.mark.parametrize("dtype", ["uint32", "int32", "int64"])
+@pytest.mark.parametrize("vocabulary", [200, 50_257, 256_000])
+def test_longer_tokens_are_not_read_as_halves_by_default(tmp_path, dtype, vocabulary):
+    """Each was read as two or more, most of them 0, and a model was trained on these."""
+    tokens = np.random.default_rng(0).integers(vocabulary, size=500)
+    pattern = write(tmp_path, tokens, dtype=dtype)
+    with pytest.raises(
+        DataError, match=r"0\.bin seems to hold tokens of 4 bytes, .* as in dtype='uint32', or"
+    ):
+        TokenDataset(pattern, window=499)
+    assert TokenDataset(pattern, window=499, dtype=dtype)[0].tolist() == tokens.tolist()
+    assert len(TokenDataset(pattern, window=499, dtype="uint16")) >= 2  # if that is what they are
+
+
+@pytest.mark.parametrize("vocabulary", [2, 5, 256, 50_257])
+def test_tokens_of_two_bytes_are_taken_for_what_they_are(tmp_path, vocabulary):
+    tokens = np.random.default_rng(1).integers(vocabulary, size=5000)
+    assert TokenDataset(write(tmp_path, tokens), window=4999)[0].tolist() == tokens.tolist()
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", ">u4", "int64"])
 @pytest.mark.parametrize("suffix", [".bin", ".npy"])
 def test_windows_of_any_integers_are_int64(tmp_path, dtype, suffix):
