@@ -124,6 +124,13 @@ def _require_samples(dataset: object) -> None:
             f"a dataset is a {name}, an iterator, which can be read only once: every epoch, a run that "
             "resumes and verify begin anew. Return an IterableDataset whose __iter__ makes the iterator."
         )
+    kinds = {kind.__module__.partition(".")[0] for kind in type(dataset).__mro__}
+    if "webdataset" in kinds and not hasattr(dataset, "iter_lane"):
+        raise TaskError(
+            f"a dataset is a {name} of webdataset, which chooses samples by rank and worker. Return an "
+            "object with num_shards = len(urls), whose iter_lane(self, epoch, lane, num_lanes) is: return "
+            "WebDataset(urls[lane::num_lanes], shardshuffle=False, nodesplitter=iter) (docs/streams.md)."
+        )
 
 
 def _has_shards(dataset: object) -> bool:

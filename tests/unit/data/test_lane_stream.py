@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 from torch.utils.data._utils import worker
 
 from lanewise.data import MixedStream, StreamCut, StreamReader, draws_in_threads, is_stream, shuffles_itself
@@ -55,6 +55,22 @@ def stream_of(num_shards: int = 4, rows: int = 3) -> Any:
 
 def numbers(rows: Any) -> list[int]:
     return [row["number"] for row in rows]
+
+
+@pytest.mark.parametrize("name", ["WebDataset", "WebLoader", "DataPipeline"])
+def test_what_webdataset_reads_itself_is_refused_with_the_line_to_type(name):
+    """By the rank it gave each number of processes other samples, or ended with a word of its own."""
+    kind = type(
+        name, (IterableDataset,), {"__module__": "webdataset.compat", "__iter__": lambda _: iter([1])}
+    )
+    for dataset in (kind(), type("Own", (kind,), {})()):
+        for look in (is_stream, as_lane_stream, lambda stream: MixedStream([stream], [1])):
+            with pytest.raises(
+                TaskError, match=r"of webdataset.* WebDataset\(urls\[lane::num_lanes\], .*nodesplitter=iter\)"
+            ):
+                look(dataset)
+    own = type("Lanes", (kind,), {"iter_lane": lambda self, *_: self})()
+    assert as_lane_stream(own) is own
 
 
 def test_what_is_a_stream():
