@@ -13,7 +13,7 @@ SAVES = Path(__file__).parent / "programs" / "own_loop_saves.py"
 COMMANDS = {1: (sys.executable,), 2: (BIN / "torchrun", "--standalone", "--nproc-per-node", "2")}
 
 
-@pytest.mark.parametrize("num_processes", [*slow(1), 2])
+@pytest.mark.parametrize("num_processes", [1, *slow(2)])
 def test_a_loop_may_end_right_after_a_save(tmp_path, num_processes):
     """The thread that writes was cut off by the end of the interpreter, which aborted every other run."""
     done = run(*COMMANDS[num_processes], SAVES, tmp_path / "run")
