@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
-from torchmetrics import MeanSquaredError, PearsonCorrCoef
+from torchmetrics import KendallRankCorrCoef, MeanSquaredError, PearsonCorrCoef
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 import lanewise
@@ -133,7 +133,7 @@ class Regression(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
-        self.correlation = PearsonCorrCoef()
+        self.correlation, self.ranks = PearsonCorrCoef(), KendallRankCorrCoef()
 
     def loss(self, batch: Any) -> torch.Tensor:
         return F.huber_loss(self.net(batch[0])[:, 0], batch[0].sum(1))
@@ -148,8 +148,9 @@ class Regression(lightning.LightningModule):
         self.log("loss", loss)
         tokens = batch[2].flatten()
         self.log("small", (tokens < 5).float().mean(), batch_size=int(tokens.sum()))
-        self.correlation.update(self.net(batch[0])[:, 0], batch[0].sum(1))
-        self.log("correlation", self.correlation)
+        for name, metric in {"correlation": self.correlation, "ranks": self.ranks}.items():
+            metric.update(self.net(batch[0])[:, 0], batch[0].sum(1))
+            self.log(name, metric)
         return loss
 
     def configure_optimizers(self) -> Any:

@@ -102,9 +102,9 @@ def test_a_validation_may_log_the_loss_that_it_returns(tmp_path):
 
 
 def test_what_a_validation_logs_is_a_mean_over_samples_or_what_they_count(tmp_path):
-    """Of 9 samples in fours the last counted as much as four, and a correlation of three parts ended it."""
+    """Of 9 samples in fours the last counted as much as four, and correlations of three parts ended it."""
     found = call("train_and_use", "regression", 1, str(tmp_path / "run"), 4)
-    assert {"loss", "small", "correlation"} == set(found["theirs"])
+    assert {"loss", "small", "correlation", "ranks"} == set(found["theirs"])
     assert found["ours"] == {f"val/{name}": pytest.approx(value) for name, value in found["theirs"].items()}
 
 

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from lanewise.processes.device.nested import map_leaves
 
-_MAX_SAMPLES, _NUM_BATCHES = 8, 8
+_NUM_SAMPLES, _MOST_AT_ONCE = 64, 8
 _CONTAINER = (torch.Tensor, Mapping, list, tuple)
 _TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 3e-2
 """Relative difference beyond which two losses differ; the second one for weights of less than 32 bits."""
@@ -52,12 +52,12 @@ class Looking(TorchFunctionMode):
 
 
 def spread_samples(dataset: Any, micro_batch_size: int) -> Iterator[list[Any]]:
-    """Yield a few micro-batches of at most 8 samples, the same ones each time, from anywhere in a dataset.
+    """Yield 64 samples in micro-batches of at most 8, the same ones each time, from anywhere in a dataset.
 
-    It may be sorted by class, or take turns.
+    It may be sorted by class, or its classes take turns.
     """
-    size = min(micro_batch_size, _MAX_SAMPLES)
-    indices = random.Random(0).sample(range(len(dataset)), min(len(dataset), _NUM_BATCHES * size))
+    size = min(micro_batch_size, _MOST_AT_ONCE)
+    indices = random.Random(0).sample(range(len(dataset)), min(len(dataset), _NUM_SAMPLES))
     for start in range(0, len(indices), size):
         yield [dataset[index] for index in indices[start : start + size]]
 

@@ -20,7 +20,7 @@ _REMEDY = "Write a Task, whose loss returns its sum and weight."
 
 
 def find_weight(parts: TrainerParts, num_samples: int, device: torch.device) -> None:
-    """Look at the first micro-batches, and note in the parts how the loss is weighted.
+    """Look at micro-batches, and note in the parts how the loss is weighted.
 
     The library gives a model `num_items_in_batch`, by which it shall divide its sum. A loss that does so is a
     sum where that is 1. One that ignores it is a mean, and its weight is what it is a mean over. Either must

@@ -11,7 +11,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from lanewise.errors import TaskError
-from lanewise.metrics import MetricStates, take_states
+from lanewise.metrics import MetricStates, set_aside
 
 LOGGED = "lanewise_logged"
 """The attribute of a module that collects what a step logs; afterwards it has the torchmetrics by name."""
@@ -102,7 +102,7 @@ def _forward(self: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
     states: MetricStates = {}
     for name, (value, weight) in logged.items():
         if isinstance(value, Metric) and step is StepKind.VALIDATION:
-            states |= take_states({name: value})
+            states[name] = set_aside(value)
         else:
             found = value.compute() if isinstance(value, Metric) else value
             number = found.detach() if isinstance(found, torch.Tensor) else float(found)

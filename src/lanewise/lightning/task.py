@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from lanewise.adapt.optimizer import BuiltOptimizer
 from lanewise.errors import TaskError
 from lanewise.lightning.step import StepKind, Stepped, TrainerThere, prepared
-from lanewise.metrics import load_merged, take_states
+from lanewise.metrics import load_merged, set_aside
 from lanewise.task import Loss, Task
 
 
@@ -103,8 +103,8 @@ class ModuleTask(Task):
             metrics[name].update(value, weight)
         for name, states in outputs.states.items():
             counted = {name: metrics[name]}
-            before = take_states(counted)
-            load_merged(counted, [before, {name: states}][not before[name][0] :])
+            before = set_aside(metrics[name])
+            load_merged(counted, [{name: before}, {name: states}][not before[0] :])
 
 
 def loss_of(returned: Any, num_samples: int) -> Loss | None:

@@ -9,6 +9,7 @@ from lanewise.metrics.merge import check_metrics as check_metrics
 from lanewise.metrics.merge import load_merged as load_merged
 from lanewise.metrics.merge import merge_metrics as merge_metrics
 from lanewise.metrics.merge import named_values as named_values
+from lanewise.metrics.merge import set_aside as set_aside
 from lanewise.metrics.merge import take_states as take_states
 
 if TYPE_CHECKING:

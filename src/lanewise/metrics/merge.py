@@ -58,6 +58,15 @@ def take_states(metrics: Mapping[str, "Metric"]) -> MetricStates:
     }
 
 
+def set_aside(metric: "Metric") -> tuple[int, dict[str, Any]]:
+    """Return how often a metric was updated, and its states, where they are; a reset leaves them so."""
+    states = {state: getattr(metric, state) for state in metric._reductions}
+    for state, value in states.items():
+        if isinstance(value, list):  # which a reset would empty
+            setattr(metric, state, [])
+    return metric._update_count, states
+
+
 def load_merged(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]) -> None:
     """Put the merged states of all lanes into metrics, ready to compute.
 
@@ -70,15 +79,13 @@ def load_merged(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]) 
         metric.reset()
         for state, reduction in metric._reductions.items():
             parts = [states[name][1][state] for states in lanes]
-            if isinstance(parts[0], list):
+            if isinstance(parts[0], list):  # as one metric has them; what it computes joins their tensors
                 merged: Any = [tensor for part in parts for tensor in part]
             elif reduction is None:  # a part may have been merged; torchmetrics, too, stacks only several
                 shape = (-1, *getattr(metric, state).shape)
                 merged = torch.cat([part.reshape(shape) for part in parts]).squeeze(0)
             else:
-                merged = torch.stack(parts)
-            if callable(reduction) and len(merged):
-                merged = reduction(merged)
+                merged = reduction(torch.stack(parts))  # type: ignore[operator]  # a function by add_state
             setattr(metric, state, merged)
         metric._update_count = sum(states[name][0] for states in lanes)
         metric._to_sync = False  # every process has all states already
@@ -106,7 +113,7 @@ class LaneMetrics:
         if lane == self._lane:
             return
         if self._lane is not None:
-            self._waiting[self._lane] = {name: _set_aside(metric) for name, metric in self._metrics.items()}
+            self._waiting[self._lane] = {name: set_aside(metric) for name, metric in self._metrics.items()}
         held = self._waiting.pop(lane, {})
         for name, metric in self._metrics.items():
             metric.reset()
@@ -157,12 +164,3 @@ def _flatten(name: str, value: Any) -> dict[str, float]:
         return {name: float(value)}
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
     return {key: number for part, item in items for key, number in _flatten(f"{name}/{part}", item).items()}
-
-
-def _set_aside(metric: "Metric") -> tuple[int, dict[str, Any]]:
-    """Return how often a metric was updated, and its states, which a reset leaves as they are."""
-    states = {state: getattr(metric, state) for state in metric._reductions}
-    for state, value in states.items():
-        if isinstance(value, list):  # which a reset would empty
-            setattr(metric, state, [])
-    return metric._update_count, states

@@ -36,10 +36,11 @@ def test_a_list_of_other_things_and_a_dataclass_of_tensors_are_cut_too():
     assert both == {"texts": ["b"], "sizes": [1, 2, 3]}
 
 
-def test_a_few_small_micro_batches_are_looked_at():
+def test_a_few_samples_are_looked_at_in_small_micro_batches():
     assert sorted(chain.from_iterable(spread_samples(range(7), 3))) == list(range(7))
     assert [len(samples) for samples in spread_samples(range(7), 3)] == [3, 3, 1]
     assert [len(samples) for samples in spread_samples(range(999), 64)] == [8] * 8
+    assert [len(samples) for samples in spread_samples(range(999), 3)] == [3] * 21 + [1]
     assert list(spread_samples([], 4)) == []
 
 
@@ -47,7 +48,7 @@ def test_a_few_small_micro_batches_are_looked_at():
 def test_of_samples_that_are_sorted_or_take_turns_there_are_several_classes(classes):
     """The first 32 were looked at; where they are of one class, class weights make no difference."""
     found = list(spread_samples(classes, 4))
-    assert sum(len(set(map(int, samples))) > 1 for samples in found) >= 6
+    assert sum(len(set(map(int, samples))) > 1 for samples in found) >= 12
     assert list(map(list, found)) == list(map(list, spread_samples(classes, 4)))
 
 
