@@ -106,8 +106,8 @@ class VerifyJob(Job):
         result.probe = found
         is_communicating = world.world_size > 1 and found.passes.collectives
         needs_equal = type(probed.task).loss_method() != "loss"  # a loss of all samples runs a forward twice
-        is_refused = is_communicating or found.passes.changed_parameters or found.history.changes_result
-        is_refused = bool(is_refused or (found.passes.are_unequal and (needs_equal or found.passes.changed)))
+        is_refused = bool(is_communicating or found.passes.changed_parameters)
+        is_refused |= needs_equal and found.passes.are_unequal
         if not any(world.all_gather_tree(is_refused)):  # a rank alone would wait for the others
             with _failing_together(world, result):
                 lane = (self.first_lane + world.rank) % self.config.batch.num_lanes

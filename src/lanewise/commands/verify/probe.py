@@ -71,11 +71,6 @@ class History:
     averaged: Sequence[str] = ()
     """Float buffers of which lanes make different values that enter the next loss in training."""
 
-    @property
-    def changes_result(self) -> bool:
-        """Whether the work changed values on which the result depends, so that training refuses it."""
-        return bool(self.found and self.changed)
-
     def __str__(self) -> str:
         equal = "equal weights, buffers and random state"
         return f"the first lane's micro-batch, {self.found}, gives a different loss or gradient from {equal}"

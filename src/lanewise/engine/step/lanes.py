@@ -26,7 +26,6 @@ from lanewise.reduce import LaneWork, Reducer
 from lanewise.task import Task
 
 T = TypeVar("T")
-LaneT = TypeVar("LaneT", bound=LaneWork | LaneBatch)
 
 
 @final
@@ -245,7 +244,7 @@ class LaneFeed:
         self.attributes.restart()
         self.looks = [*(look for look in self.looks if look is not self.attributes), self.attributes]
 
-    def lanes(self, batches: Iterable[LaneBatch], lane_of: Callable[[LaneBatch], LaneT]) -> Iterator[LaneT]:
+    def lanes(self, batches: Iterable[LaneBatch], lane_of: Callable[[LaneBatch], T]) -> Iterator[T]:
         """Yield the lanes of this process. Collective: every rank must iterate to the end.
 
         Args:

@@ -74,13 +74,17 @@ class Attributes(Look):
         self._others, self._step_state = others, step_state
         self._unsaved = ""
         """What is to be said before a checkpoint."""
+        self._harmless: set[str] = set()
+        """What was found to enter no result."""
         self.restart()
 
     def restart(self) -> None:
         """Look at the next steps."""
-        self._num_left = self.num_watched = NUM_LOOKS
-        self._lane: LaneWork | None = None
-        """The first lane that has samples."""
+        self._num_left = NUM_LOOKS
+        self.num_watched = NUM_LOOKS
+        """In how many calls `watched` still looks; with 0 no lane runs again either."""
+        self._lane: tuple[LaneWork, Any] | None = None
+        """The first lane that has samples, with a copy of its data."""
         self._changed: dict[str, Held] = {}
         self._before: Seen | None = None
 
@@ -91,12 +95,12 @@ class Attributes(Look):
                 require_equal_state(self._reducer.replicas[0], self._world, turn.step - 1)
             self._before, self._sums = self._look(), self._sums_of_step_state()
 
-    def before_forward(self, turn: LaneTurn, lane: LaneWork | LaneBatch) -> None:
+    def before_forward(self, turn: LaneTurn, lane: Any) -> None:
         """See `Look`."""
-        is_wanted = self._lane is None and not self._reducer.forward_is_collective
+        is_wanted = self.num_watched and self._lane is None and not self._reducer.forward_is_collective
         # A batch is of a loop of the user's own, whose forward is not known.
         if is_wanted and not isinstance(lane, LaneBatch) and lane.batch.has_samples:
-            self._lane, self._data = lane, copied(lane.batch.data)
+            self._lane = lane, copied(lane.batch.data)
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """See `Look`."""
@@ -109,20 +113,20 @@ class Attributes(Look):
     def finish(self, totals: StepTotals) -> bool:
         """See `Look`."""
         self._num_left -= 1
-        assert self._before is not None
-        self._changed |= _changed(self._before, self._look())
+        self._changed |= _changed(self._before or {}, self._look())
         self._before = None
         if self._num_left > 0:
             return False
-        lane, names, self._lane = self._lane, list(self._changed), None
-        if lane is not None and names and self._gives_two_results(lane, names):
-            turn = lane.batch.turn
+        lane, names, self._lane = self._lane, sorted(self._changed.keys() - self._harmless), None
+        if lane is not None and names and self._gives_two_results(*lane, names):
+            turn = lane[0].batch.turn
             raise TaskError(
                 f"{', '.join(names[:_MOST])} changed in the forward, loss or backward of lanes, and lane "
                 f"{turn.lane} of step {turn.step + 1} depends on it: run twice more, from equal weights, "
                 "buffers and random state, it gave two results. Each process runs some of the lanes only, so "
                 f"every number of devices would train another model. {_INSTEAD}"
             )
+        self._harmless.update(names)
         return True
 
     def watched(self, run: Callable[[], T], what: str, *, until_saved: bool) -> T:
@@ -159,18 +163,15 @@ class Attributes(Look):
         found = walk(self._reducer.replicas[0], self._others, into_datasets=False)
         return {held.name: (held, _digest(held.value)) for held in found}
 
-    def _gives_two_results(self, lane: LaneWork, names: Iterable[str]) -> bool:
+    def _gives_two_results(self, lane: LaneWork, kept: Any, names: Iterable[str]) -> bool:
         """Run a lane twice, and tell whether its loss or gradient differs; put back numbers among `names`."""
         model, digests, norms = self._reducer.replicas[0], [], []
-        now = self._look()
-        numbers = [
-            now[name][0] for name in names if name in now and isinstance(now[name][0].value, int | float)
-        ]
+        numbers = [held for name, (held, _) in self._look().items() if name in names]
         try:
             for _ in range(2):
                 tensors: list[Any] = []
                 with kept_random_state(), kept_buffers([model]):
-                    data = copied(self._data)  # which the forward may change
+                    data = copied(kept)  # which the forward may change
                     digests.append(digest(lane.loss(lane.forward(model, data), data), tensors=tensors))
                     roots = [tensor.sum() for tensor in tensors if tensor.requires_grad]
                     if roots:
@@ -180,7 +181,7 @@ class Attributes(Look):
             return False
         finally:
             for held in numbers:
-                if (put := setter_of(held)) is not None:
+                if isinstance(held.value, int | float) and (put := setter_of(held)) is not None:
                     put(held.value)
         is_repeated = self._world.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
         are_close = partial(math.isclose, rel_tol=0.0 if is_repeated else _ROUNDING)

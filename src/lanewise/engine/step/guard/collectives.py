@@ -1,19 +1,18 @@
 """Detects forwards that communicate with other processes, as SyncBatchNorm does."""
 
 import logging
-from typing import final
+from typing import Any, final
 
 from torch import nn
 
 from lanewise.config import Equality
-from lanewise.data import LaneBatch
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import World
-from lanewise.reduce import LaneWork, Reducer
+from lanewise.reduce import Reducer
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class CollectiveDetector(Look):
                 f"{self._remedy}"
             )
 
-    def before_forward(self, turn: LaneTurn, lane: LaneWork | LaneBatch) -> None:
+    def before_forward(self, turn: LaneTurn, lane: Any) -> None:
         """Begin to count collectives."""
         if self._is_counting:
             self._num_collectives = self._world.num_collectives()

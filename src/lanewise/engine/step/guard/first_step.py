@@ -61,8 +61,7 @@ class FirstStep(Look):
         named = self._reducer.replicas[0].named_parameters()
         if unused := [name for name, parameter in named if parameter.requires_grad and name not in used]:
             logger.warning(
-                "no lane of the first step used these parameters, so their gradient is zero; weight decay, "
-                "if any, still moves them (requires_grad_(False) freezes them): %s",
+                "no lane of the first step used these parameters, so that only weight decay moves them: %s",
                 ", ".join(unused),
             )
         return True

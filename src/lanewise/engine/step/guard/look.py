@@ -1,12 +1,10 @@
 """What is looked at in the first steps only, where the user's code may break what lanes rely on."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from lanewise.data import LaneBatch
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.lanes import LaneTurn
-from lanewise.reduce import LaneWork
 
 
 class Look(Protocol):
@@ -22,8 +20,8 @@ class Look(Protocol):
         """Begin to run the lanes of a step, which happens twice where its loss needs other lanes first."""
         return
 
-    def before_forward(self, turn: LaneTurn, lane: LaneWork | LaneBatch) -> None:
-        """Look before the forward of a lane; in a loop of the user's own its batch is all that is known."""
+    def before_forward(self, turn: LaneTurn, lane: Any) -> None:
+        """Look before the forward of a `LaneWork`; a loop of the user's own has its `LaneBatch` alone."""
         return
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
