@@ -156,6 +156,12 @@ def test_on_several_processes_it_is_the_same_or_an_error(task, error, num_device
     check(task, error, found)
 
 
+def test_a_teacher_that_build_model_puts_into_evaluation_mode_keeps_its_statistics():
+    state, _ = alone(kinds.FrozenTeacher)
+    assert state["teacher.1.running_mean"] == bytes(12)
+    assert state["teacher.1.num_batches_tracked"] == bytes(8)
+
+
 @EACH
 @pytest.mark.slow
 @pytest.mark.parametrize("reducer", ["fsdp", "data_parallel", "balanced_data_parallel"])
