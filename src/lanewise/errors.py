@@ -310,10 +310,7 @@ _KEPT = "\n\t\xa0\u200c\u200d\u3000"
 
 def printable(text: str, kept: str = "") -> str:
     """Write what a terminal would obey, such as an escape or a new line, or not show, as what it is."""
-    return "".join(
-        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode()
-        for char in text
-    )
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def plain_lines(text: str) -> str:

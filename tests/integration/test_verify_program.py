@@ -72,7 +72,10 @@ def test_of_a_right_program_nothing_is_found(tmp_path, program, until, arguments
     shown, layout = verify(tmp_path, program, *always(program), *arguments, until=until)
     assert (causes(layout), layout["untold"]) == ([], "")
     assert [f"{update['factor']:.4f}" for update in layout["comparisons"]] == ["1.0000", "1.0000"]
-    assert shown.splitlines()[-1] == "verified: the gradients are those of one process"
+    assert shown.splitlines()[-1] == (
+        "verified: the gradients are those of one process; not looked at: the order of a second epoch "
+        "(--until epoch), evaluations (--until evaluation)"
+    )
 
 
 def always(program):
@@ -90,6 +93,8 @@ WRONG = [
     ("plain", "epoch", ("--fault", "sampler_seed"), "ranks read the same samples"),
     ("plain", "epoch", ("--fault", "split_by_rank"), "ranks read the same samples"),
     ("plain", "epoch", ("--fault", "set_epoch"), "every epoch has the same order"),
+    ("plain", "epoch", ("--fault", "set_epoch_on_one"), "every epoch has the same order"),
+    ("plain", "", ("--fault", "alone"), "the processes do not train together"),
     ("with_accelerate", "", ("--fault", "token_mean"), "the loss is a mean of means"),
     ("with_accelerate", "", ("--fault", "not_prepared"), "ranks read the same samples"),
     ("with_lightning", "", ("--fault", "token_mean"), "the loss is a mean of means"),

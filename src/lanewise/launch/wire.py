@@ -215,7 +215,7 @@ class RemoteHost:
         assert not self.is_lost
         self._answer = get_type_hints(COMMANDS[name], include_extras=True)["return"]
         self.send("call", name, arguments)
-        return self._reply(f"answer to {name}", _SECONDS_TO_ANSWER)
+        return self._reply("answer", _SECONDS_TO_ANSWER)
 
     def send(self, *message: object) -> None:
         """Send a message, without waiting for it to go."""
@@ -231,7 +231,7 @@ class RemoteHost:
         try:
             kind, value = self._replies.get(timeout=seconds)
         except Empty:
-            kind, value = "lost", f"it did not {what} within {seconds:g} s"
+            kind, value = "lost", f"it did not {what} within {seconds:g} s: it is very busy or stopped"
         self.is_lost = kind == "lost"
         if kind != "reply":
             raise HostError(self, value)

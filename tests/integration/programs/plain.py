@@ -28,7 +28,8 @@ parser.add_argument("--workers", type=int, default=0)
 given = parser.parse_args()
 
 world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-if world_size > 1 or given.fault == "needs_torchrun":
+is_alone = given.fault == "alone"  # as a library is that was not told of the other processes
+if (world_size > 1 and not is_alone) or given.fault == "needs_torchrun":
     dist.init_process_group("gloo")
 torch.manual_seed(0)
 lengths = torch.randint(2, 13, (71,))
@@ -72,7 +73,9 @@ if given.fault == "split_by_rank":
 if given.fault == "subset":
     data = Subset(data, range(3, 67))
 sampler = None
-if world_size > 1 and given.fault not in ("shuffle_by_rank", "sliced"):
+if given.fault == "set_epoch_on_one":  # it has a sampler there, too
+    sampler = DistributedSampler(data, world_size, rank)
+elif world_size > 1 and given.fault not in ("shuffle_by_rank", "sliced", "alone"):
     seed = rank if given.fault == "sampler_seed" else 0
     sampler = DistributedSampler(data, seed=seed, drop_last=given.fault == "drop_last")
 loader = DataLoader(
@@ -98,7 +101,7 @@ elif given.fault == "data_parallel":
     model = nn.DataParallel(module)
 elif given.fault == "deepspeed":
     model = DeepSpeedEngine(module)
-elif world_size > 1 and given.fault not in ("added", "averaged"):
+elif world_size > 1 and given.fault not in ("added", "averaged", "alone"):
     model = DistributedDataParallel(module)
 if given.fault == "compiled":  # which is right; no compiler is needed to trace it
     model = torch.compile(model, backend="eager")
@@ -119,7 +122,7 @@ def mean_loss(outputs, targets):
     count = (targets != -100).sum()
     if given.fault == "sum":
         return loss
-    if world_size > 1 and given.fault != "token_mean":
+    if world_size > 1 and given.fault not in ("token_mean", "alone"):
         dist.all_reduce(count)
         count = count / (1 if given.fault == "global_count" else world_size)
     return loss / count
@@ -127,27 +130,27 @@ def mean_loss(outputs, targets):
 
 def evaluate():
     """Return the accuracy on all samples, as it comes out with padding."""
-    own = DistributedSampler(data, shuffle=False) if world_size > 1 else None
+    own = DistributedSampler(data, shuffle=False) if world_size > 1 and not is_alone else None
     counts = torch.zeros(2)
     with torch.no_grad():
         for rows, wanted in DataLoader(data, batch_size=given.rows, sampler=own):
             is_target = wanted != -100
             hits = (module(rows).argmax(-1) == wanted) & is_target
             counts += torch.stack([hits.sum(), is_target.sum()])
-    if world_size > 1:
+    if world_size > 1 and not is_alone:
         dist.all_reduce(counts)
     return counts[0] / counts[1]
 
 
 for epoch in range(3):
-    if sampler is not None and given.fault != "set_epoch":
+    if sampler is not None and not given.fault.startswith("set_epoch"):
         sampler.set_epoch(epoch)
     for number, (rows, wanted) in enumerate(loader, start=1):
         if given.fault == "fails" and number == 2:
             1 / 0  # noqa: B018
         is_last = number % given.accumulate == 0
-        is_alone = given.fault == "no_sync" or (not is_last and given.fault != "syncs_always")
-        no_sync = model.no_sync() if is_alone and model is not module else nullcontext()
+        syncs_not = given.fault == "no_sync" or (not is_last and given.fault != "syncs_always")
+        no_sync = model.no_sync() if syncs_not and model is not module else nullcontext()
         called = module if given.fault == "unwrapped" else model
         with no_sync:
             (mean_loss(called(rows), wanted) / given.accumulate).backward()

@@ -104,3 +104,14 @@ def test_only_the_first_host_has_a_result():
     host, events = make_host(Scripted(say_hello(), b'["ended", null, "AGI="]'), first_rank=2)
     host.wait_for_hello()
     assert events.get(timeout=60).kind == "lost"
+
+
+def test_a_host_that_is_too_busy_to_answer_is_told_so_without_names_of_ours(monkeypatch):
+    monkeypatch.setattr("lanewise.launch.wire._SECONDS_TO_ANSWER", 0.01)
+    wire = Scripted(say_hello())
+    wire.answer = lambda _: wire.read()  # until something is said
+    host, _ = make_host(wire)
+    host.wait_for_hello()
+    with pytest.raises(HostError, match=r"it did not answer within 0\.01 s: it is very busy or stopped$"):
+        host.call("open_store", address="127.0.0.1")
+    wire.say(b"")

@@ -21,14 +21,7 @@ def look_at_alone(ranks: Sequence[Noted], single: Noted, *, is_reduced: bool) ->
     if all(training) and not any(held["is_stream"] for of_rank in training for held in of_rank):
         yield from _look_at_training([of_rank[0] for of_rank in training[:-1]], training[-1][0])
         yield from _look_at_order(training[:-1], training[-1])
-    evaluations = [
-        [
-            held
-            for held in noted["passes"]
-            if not held["is_training"] and held["is_ended"] and not held["is_stream"]
-        ]
-        for noted in ranks
-    ]
+    evaluations = [[held for held in noted["passes"] if held["is_evaluation"]] for noted in ranks]
     if all(evaluations):
         yield from _look_at_evaluation([of_rank[0] for of_rank in evaluations])
     yield from _look_at_updates(ranks, single)
@@ -67,11 +60,9 @@ def _look_at_training(passes: Sequence[Any], single: Any) -> Iterator[Finding | 
     reads = Counter(sample for batches in of_ranks for batch in batches for sample in batch)
     is_whole = all(held["is_ended"] for held in passes)
     rounds = max(map(len, of_ranks))
-    before_last = Counter(
-        sample for batches in of_ranks for batch in batches[: rounds - 1] for sample in batch
-    )
     # The last batches may be padded; loaders read ahead, so also where the pass was not seen to its end.
-    looked = before_last if is_whole or rounds > 1 else reads
+    rounds -= is_whole or rounds > 1
+    looked = Counter(sample for batches in of_ranks for batch in batches[:rounds] for sample in batch)
     twice = [sample for sample, count in looked.items() if count > 1]
     distinct = f"{sum(reads.values())} reads of {len(reads)} samples"
     what = "the first epoch" if is_whole else "these updates"
@@ -114,11 +105,10 @@ def _look_at_order(ranks: Sequence[Sequence[Any]], single: Sequence[Any]) -> Ite
         first, second = passes[0]["samples"], passes[1]["samples"]
         return bool(second) and second == first[: len(second)]
 
-    if repeats(ranks[0]) and not repeats(single):
+    if repeats(ranks[0]) and (ranks[0][0]["reshuffles"] or not repeats(single)):
         yield Finding(
             "every epoch has the same order",
-            f"the second epoch begins with samples {ranks[0][1]['samples'][0][:4]} on rank 0, as the "
-            "first; on one process it does not",
+            f"the second epoch begins with samples {ranks[0][1]['samples'][0][:4]} on rank 0, as the first",
             "Call set_epoch of the sampler before each epoch.",
         )
 

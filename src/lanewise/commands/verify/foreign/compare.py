@@ -61,12 +61,7 @@ def write_replay(ranks: Sequence[Noted], file: Path) -> None:
     }
     weights = [update["updated"] for update in ranks[0]["updates"] if "updated" in update]
     torch.save(
-        {
-            "passes": batches,
-            "weights": weights,
-            "world_size": len(ranks),
-            "is_by_content": is_by_content,
-        },
+        {"passes": batches, "weights": weights, "world_size": len(ranks), "is_by_content": is_by_content},
         file,
     )
 

@@ -110,7 +110,6 @@ class ObservedProgram:
         Raises:
             LaunchError: the program failed, or no process of it was seen to train.
         """
-        output = ""
         for is_plain in (True, False) if num_processes == 1 else (False,):
             folder = self.folder / name / ("alone" if is_plain else "torchrun")
             (folder / "own").mkdir(parents=True)
@@ -143,8 +142,7 @@ class ObservedProgram:
             **_visible_devices(num_processes),
         }
         files = [folder / f"{rank}.pt" for rank in range(num_processes)]
-        log = folder / "output"
-        with log.open("w+b") as output:
+        with (folder / "output").open("w+b") as output:
             try:
                 process = Popen(
                     command, stdin=DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
@@ -171,8 +169,7 @@ class ObservedProgram:
         what = f"{num_processes} process{'es' if num_processes > 1 else ''} of the program ended"
         num_complete = sum(of_rank["is_complete"] for of_rank in noted)
         if num_complete:
-            why = "Do ranks differ in their updates, or evaluate alone?"
-            seen = f"{num_complete} of them had seen enough. {why}"
+            seen = f"{num_complete} had seen enough. Do ranks differ in their updates, or evaluate alone?"
         elif noted:
             seen = "not all that was to be observed was seen."
         else:

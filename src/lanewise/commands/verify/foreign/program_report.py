@@ -13,12 +13,13 @@ from lanewise.commands.verify.foreign.compare import Comparison
 
 _NOT_COMPARED = {
     "dropout": "dropout was off, since each process draws its own",
-    "batch normalization": (
-        "batch normalization used its running statistics, since a process takes statistics of its own samples"
-    ),
+    "batch normalization": "batch normalization used running statistics, as a process has others of its own",
     "half precision": "half precision: what differs by less than 3% may be rounding",
 }
 """What is said of a fact that a process noted."""
+_ORDER, _EVALUATION = "the order of a second epoch (--until epoch)", "evaluations (--until evaluation)"
+_NOT_SEEN = {"updates": f"{_ORDER}, {_EVALUATION}", "epoch": _EVALUATION, "evaluation": _ORDER}
+"""What a program was not observed for, by how long it was observed."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class ProgramReport(Printed):
 
     command: Sequence[str]
     num_updates: int
+    until: str
     layouts: Sequence[LayoutReport]
 
     @property
@@ -82,7 +84,7 @@ class ProgramReport(Printed):
         for finding in findings:
             yield f"found: {finding.cause}\n  {finding.evidence}\n  {finding.remedy}"
         if self.is_verified:
-            yield "verified: the gradients are those of one process"
+            yield f"verified: the gradients are those of one process; not looked at: {_NOT_SEEN[self.until]}"
         elif findings:
             yield f"not verified: {len(findings)} cause{'s' if len(findings) > 1 else ''} found"
         else:

@@ -19,6 +19,12 @@ from lanewise.errors import ConfigError
 from lanewise.launch.launcher import ending_on
 from lanewise.launch.scratch import temporary_folder
 
+_NOT_TOGETHER = Finding(
+    "the processes do not train together",
+    "nothing reduced a gradient, and no DistributedDataParallel was made: each process trains by itself",
+    "Wrap the model, or tell the library of the processes, as transformers by use_cpu=True without a GPU.",
+)
+
 
 def verify_program(
     command: Sequence[str],
@@ -58,7 +64,7 @@ def verify_program(
             ranks = program.run(count, str(count))
             show(f"1 process with the samples of {count}")
             layouts.append(_compare(program, ranks, alone[0], folder / f"{count}.replay"))
-    return ProgramReport(command, num_updates, layouts)
+    return ProgramReport(command, num_updates, until, layouts)
 
 
 def _compare(program: ObservedProgram, ranks: Sequence[Noted], alone: Noted, replay: Path) -> LayoutReport:
@@ -88,10 +94,12 @@ def _compare(program: ObservedProgram, ranks: Sequence[Noted], alone: Noted, rep
         untold = str(error)
     is_reduced = all(held.is_reduced for held in comparisons)
     looked = list(look_at_alone(ranks, alone, is_reduced=is_reduced))
+    findings += [held for held in looked if isinstance(held, Finding)]
+    is_alone = not any("joined" in noted["notes"] for noted in ranks)
     return LayoutReport(
         len(ranks),
         comparisons,
-        [*findings, *(held for held in looked if isinstance(held, Finding))],
+        [_NOT_TOGETHER] if findings and is_alone else findings,
         [held for held in looked if isinstance(held, str)],
         sorted(notes),
         untold,

@@ -4,7 +4,7 @@ from lanewise.commands.verify.diagnose import Finding
 from lanewise.commands.verify.foreign.alone import look_at_alone
 
 
-def held(samples, *, length=12, is_ended=True, is_training=True, first_update=0, dataset="List"):
+def held(samples, *, length=12, is_ended=True, is_training=True, first_update=0, dataset="List", **more):
     return {
         "is_training": is_training,
         "is_ended": is_ended,
@@ -14,6 +14,9 @@ def held(samples, *, length=12, is_ended=True, is_training=True, first_update=0,
         "length": length,
         "samples": samples,
         "digests": [[f"d{sample}" for sample in batch] for batch in samples],
+        "is_evaluation": is_ended and not is_training,
+        "reshuffles": False,
+        **more,
     }
 
 
@@ -76,6 +79,14 @@ def test_a_second_epoch_in_the_same_order_needs_set_epoch():
     single = noted(held([[5, 2, 9, 0]]), held([[1, 0, 3, 2]]))
     assert look(once, single) == ["every epoch has the same order"]
     assert look(once, noted(held([[0, 1]]), held([[0, 1]]))) == []
+
+
+def test_a_sampler_that_waits_for_set_epoch_is_wrong_though_one_process_has_it_too():
+    """Most scripts have a DistributedSampler on one process too, where the order is then the same as well."""
+    ranks = [noted(held(samples, reshuffles=True), held(samples[:1], is_ended=False)) for samples in EVEN]
+    assert look(ranks, noted(held([[5, 2]], reshuffles=True), held([[5, 2]]))) == [
+        "every epoch has the same order"
+    ]
 
 
 def test_padded_evaluation_is_told_from_one_that_every_process_does():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
@@ -158,11 +160,15 @@ class Observer:
         }
         if self.keeps_gradients:
             named = list(self.parameters_of(optimizer))
-            gradients = {place: self._clipped.get(id(held), held.grad) for place, held in named}
-            update["gradients"] = {
-                place: on_cpu(held) for place, held in gradients.items() if held is not None
-            }
+            found = {place: self._clipped.get(id(held), held.grad) for place, held in named}
+            update["gradients"] = {place: on_cpu(held) for place, held in found.items() if held is not None}
             update["own"] = {place: self._own[id(held)] for place, held in named if id(held) in self._own}
+            own, kinds = update["own"], {type(held) for held in gc.get_objects()}
+            is_own = all(
+                place in own and held.equal(own[place]) for place, held in update["gradients"].items()
+            )
+            if not is_own or any(issubclass(kind, DistributedDataParallel) for kind in kinds):
+                self.notes.add("joined")
             update["weights"] = {place: digest(on_cpu(held)) for place, held in named}
             update["names"] = {
                 place: self._names[id(held)] for place, held in named if id(held) in self._names
@@ -236,6 +242,10 @@ class Observer:
                 num_batches = len(loader)
         ended = [held for held in self.passes if held.is_ended and not held.is_training and held.num_taken]
         iterator.lanewise_pass = LoaderPass(loader.dataset, is_stream, len(self.updates), num_batches)
+        sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+        iterator.lanewise_pass.reshuffles = hasattr(sampler, "set_epoch") and getattr(
+            sampler, "shuffle", True
+        )
         self.passes.append(iterator.lanewise_pass)
         if self.until == "evaluation" and any(held.first_update for held in ended):
             self.finish()

@@ -175,6 +175,8 @@ class LoaderPass:
     """What `counts_of` says of the first batches that were given out."""
     num_taken: int = 0
     is_ended: bool = False
+    reshuffles: bool = False
+    """Whether its sampler shuffles anew where it is told the epoch, by `set_epoch`."""
     is_training: bool = False
     """Whether a backward followed one of its batches."""
     _places: dict[Any, Any] = field(default_factory=dict)
@@ -218,6 +220,8 @@ class LoaderPass:
             "is_training": self.is_training,
             "is_ended": self.is_ended,
             "is_stream": self.is_stream,
+            "is_evaluation": self.is_ended and not self.is_training and not self.is_stream,
+            "reshuffles": self.reshuffles,
             "first_update": self.first_update,
             "counts": self.counts,
         }
