@@ -1,6 +1,6 @@
 """Which values a configuration may hold, and how many, in any format."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from types import NoneType
 
 from lanewise.errors import ConfigError
@@ -50,6 +50,13 @@ def check_tree(tree: object, source: str) -> None:
             _check_text(value, source)
         elif isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
             raise too_long(source)
+
+
+def plain_tree(value: object) -> object:
+    """Return a section that is made of another library's containers, such as Hydra's, as of dict and list."""
+    if isinstance(value, Mapping):
+        return {name: plain_tree(item) for name, item in value.items()}
+    return [plain_tree(item) for item in value] if isinstance(value, MutableSequence) else value
 
 
 def require_few(text: str, source: str) -> None:

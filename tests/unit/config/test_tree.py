@@ -1,11 +1,12 @@
 """What a tree may hold, whichever format it comes from, is bounded in depth, number and kind."""
 
 import datetime as dt
+from collections import UserDict, UserList
 from typing import Any
 
 import pytest
 
-from lanewise.config.tree import MOST_LEVELS, MOST_VALUES, check_tree
+from lanewise.config.tree import MOST_LEVELS, MOST_VALUES, check_tree, plain_tree
 from lanewise.errors import ConfigError
 
 
@@ -57,3 +58,11 @@ def test_a_value_counts_wherever_it_stands():
     for _ in range(30):
         tree = [tree] * 10
     assert "more than 100,000 values" in mistake_of(tree)
+
+
+def test_the_containers_of_another_library_become_dict_and_list():
+    """Hydra's DictConfig and ListConfig are a MutableMapping and a MutableSequence, and no dict and list."""
+    given = UserDict({"a": UserList([UserDict({"b": (0.9, 0.99)})]), "c": "text"})
+    made = plain_tree(given)
+    assert made == {"a": [{"b": (0.9, 0.99)}], "c": "text"}
+    assert [type(made), type(made["a"]), type(made["a"][0])] == [dict, list, dict]

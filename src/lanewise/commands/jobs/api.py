@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
@@ -18,6 +18,7 @@ from lanewise.config.check import read_section
 from lanewise.config.class_path import add_search_path, is_of_script, refuse_in_import
 from lanewise.config.classes import build, check_classes
 from lanewise.config.load import Override
+from lanewise.config.tree import plain_tree
 from lanewise.errors import ConfigError, LaunchError, raised_at_call
 from lanewise.runs.callback import Callback
 from lanewise.runs.dir import RunDir
@@ -144,7 +145,7 @@ def config_of(task: "Task", **sections: Unpack[Sections]) -> RunConfig:
     """
     class_config, search_path = _describe_task(task)
     given = {"task": class_config, "search_path": search_path, **sections}
-    return read_section(RunConfig, {name: section for name, section in given.items() if section is not None})
+    return read_section(RunConfig, {key: plain_tree(part) for key, part in given.items() if part is not None})
 
 
 @raised_at_call
@@ -311,6 +312,6 @@ def _plain(value: Any) -> Any:
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, MutableSequence | tuple):
         return [_plain(item) for item in value]
     return f"{OBJECT}{type(value).__module__}.{type(value).__qualname__}"

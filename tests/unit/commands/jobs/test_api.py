@@ -1,5 +1,6 @@
 """What `lanewise.train` makes of its arguments."""
 
+from collections import UserDict, UserList
 from dataclasses import fields
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from lanewise import Callback, train
 from lanewise.commands.jobs import api
 from lanewise.config import RunConfig
+from lanewise.config.strict_yaml import read_yaml, write_yaml
 from lanewise.errors import ConfigError
 from tests.distributed.tasks import Smooth
 
@@ -55,3 +57,23 @@ def test_a_callback_of_another_library_is_refused_before_anything_starts(monkeyp
         ConfigError, match=r"got EarlyStopping\. evaluate\.early_stopping, evaluate\.best and"
     ):
         train(Smooth(), **SECTIONS, callbacks=[Callback(), EarlyStopping()])
+
+
+class Composed(Smooth):
+    """Gets a part of a configuration that another library composed."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+
+
+def test_the_containers_of_another_library_are_those_of_a_file():
+    """config.yaml could not be written, with 'a configuration holds text, ...: got a DictConfig'."""
+    options = UserDict({"lr": 0.5, "betas": UserList([0.9, 0.99])})
+    sections = UserDict(
+        {**SECTIONS, "optimizer": UserDict(class_path="torch.optim.AdamW", init_args=options)}
+    )
+    config = api.config_of(Composed(UserDict(sizes=UserList([3]))), **sections)
+    assert config.optimizer.init_args == {"lr": 0.5, "betas": [0.9, 0.99]}
+    assert config.task.init_args == {"model": {"sizes": [3]}}
+    for section in (config.task, config.optimizer):
+        assert read_yaml(write_yaml(section.init_args), "written") == section.init_args
