@@ -145,10 +145,11 @@ def merge_metrics(metrics: Mapping[str, "Metric"], lanes: Sequence[MetricStates]
 
 
 def named_values(metrics: Mapping[str, "Metric"]) -> dict[str, float]:
-    """Compute metrics; one with several values gives several: `name/key`, or `name/index`."""
+    """Compute the metrics that were updated; one with several values gives `name/key`, or `name/index`."""
     return {
         key: value
         for name, metric in metrics.items()
+        if metric._update_count
         for key, value in _flatten(name, metric.compute()).items()
     }
 
