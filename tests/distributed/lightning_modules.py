@@ -354,10 +354,26 @@ def what_is_said_of_sorted_data(world: Any) -> dict[str, str]:
     return said
 
 
+class Flat(Autoencoder):
+    """Lowers its rate when its validation finds nothing better."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
+
+
+def scheduler_of_a_plateau(world: Any) -> Any:
+    """Return the section in place of a scheduler that follows a metric."""
+    section = {"class_path": "torch.optim.lr_scheduler.ReduceLROnPlateau"}
+    given = {"train": {"epochs": 1, "run_dir": "unused"}, "evaluate": {"best": "val/val_loss"}}
+    return read(Flat(), Points(), **given, scheduler=section)["scheduler"]
+
+
 def what_is_said(world: Any) -> dict[str, str]:
     """Return what is said of modules that cannot be trained, by their names; empty of those that can."""
     said = {}
-    for cls in (Adversarial, TwoOptimizers, TokenMean, Weighted, Indexed, Annealed, Noisy):
+    for cls in (Adversarial, TwoOptimizers, TokenMean, Weighted, Indexed, Annealed, Noisy, Flat):
         try:
             read(cls(), Points(), train={"epochs": 1, "run_dir": "unused"})
             said[cls.__name__] = ""

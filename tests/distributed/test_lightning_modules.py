@@ -118,6 +118,12 @@ def test_what_a_run_does_not_do_is_refused_by_name():
     assert "uses batch_idx, which depends on the number of devices" in said["Indexed"]
     assert "asks for trainer.current_epoch, which nothing here has" in said["Annealed"]
     assert "training_step draws random numbers in evaluation mode" in said["Noisy"]
+    assert "is stepped with a metric. Give a section scheduler in its place" in said["Flat"]
+
+
+def test_a_section_takes_the_place_of_a_scheduler_that_follows_a_metric():
+    """The error that asks for the section was raised once more where it was given."""
+    assert call("scheduler_of_a_plateau") == {"class_path": "torch.optim.lr_scheduler.ReduceLROnPlateau"}
 
 
 def test_of_sorted_data_all_classes_are_looked_at():

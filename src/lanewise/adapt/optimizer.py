@@ -121,8 +121,8 @@ class _LearningRates:
         required = [p for p in inspect.signature(scheduler.step).parameters.values() if p.default is p.empty]
         if required:
             raise ConfigError(
-                f"the {type(scheduler).__name__} is stepped with a metric. Give a section scheduler, "
-                'such as {"class_path": "torch.optim.lr_scheduler.ReduceLROnPlateau"}, and evaluate.best.'
+                f"the {type(scheduler).__name__} is stepped with a metric. Give a section scheduler in its "
+                'place: {"class_path": "torch.optim.lr_scheduler.ReduceLROnPlateau"}, and evaluate.best.'
             )
         if getattr(scheduler, "cycle_momentum", False):
             raise ConfigError(_more_than_rates(scheduler))
@@ -170,7 +170,7 @@ def _plain(value: Any) -> Any:
 def _not_anew(cls: type, why: str) -> str:
     return (
         f"the {cls.__name__} cannot be built anew from its options: {why}. "
-        "Give a section optimizer of your own, or train with a Task."
+        "Return another optimizer, or train with a Task."
     )
 
 

@@ -102,7 +102,8 @@ def read(trainer: Trainer, *, num_processes: int = 1, **given: Any) -> dict[str,
     model: Any = trainer.model
     own = trainer.optimizer, trainer.lr_scheduler
     try:
-        optimizer = BuiltOptimizer(trainer.create_optimizer(), trainer.create_scheduler(num_steps), model)
+        made = trainer.create_optimizer(), trainer.create_scheduler(num_steps)
+        optimizer = BuiltOptimizer(made[0], None if "scheduler" in given else made[1], model)
     finally:
         trainer.optimizer, trainer.lr_scheduler = own
     parts = _parts(trainer, loader, optimizer)

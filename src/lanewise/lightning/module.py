@@ -123,6 +123,7 @@ def read(
         optimizer, scheduler, steps_per_value = _optimizer_of(there.configure_optimizers(), per_epoch)
     finally:
         there.trainer = None
+    scheduler = None if "scheduler" in given else scheduler
     parts = ModuleParts(
         module=copy.deepcopy(module).cpu(),
         trainer=TrainerThere(**known),
