@@ -75,7 +75,7 @@ def noting(world, config) -> tuple[list[list[Any]], list[list[Any]]]:
         steps.append(task.noted)
         task.noted = []
         end = engine.run.loader.end_of(report.step)
-        engine.evaluation.note_step(report.step, end, ends_run=engine.ends_with(report.step))
+        engine.evaluation.note_step(report.step, report.totals, end, ends_run=engine.ends_with(report.step))
         if engine.evaluation.is_due:
             engine.evaluation.run()
             evaluations.append(task.noted)

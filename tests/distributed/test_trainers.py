@@ -116,6 +116,7 @@ def test_what_a_run_does_not_do_is_refused_and_its_neighbours_are_read():
     assert "weights of their own, as its cross_entropy has a weight. Write a Task" in said["weighted"]
     assert "it must be a sum that is divided by it, or a mean that ignores it" in said["penalty"]
     assert "the ReduceLROnPlateau is stepped with a metric" in said["plateau"]
+    assert said["plateau in its place"] == ""  # as the error asks for, which was raised once more
     assert "Seq2SeqTrainingArguments.predict_with_generate is True" in said["generation"]
     assert "give a Task with eval_forward" in said["generation"]
     assert said["no generation"] == ""
@@ -142,6 +143,12 @@ def test_a_run_leaves_what_the_library_loads_and_evaluates_as_it_does():
         assert best == pytest.approx(theirs["eval_accuracy"])
         for name in ("order", "width"):
             assert result["ours"][f"eval/metrics/{name}"] == theirs[f"eval_{name}"]
+
+
+def test_less_of_an_error_is_better_though_the_library_says_it_of_a_loss_alone():
+    """It sets greater_is_better to True for wer where it is unset, and so the worst model was kept."""
+    of_names = {"wer None": "min", "f1 None": "max", "own None": "max"}
+    assert call("modes") == {**of_names, "own False": "min", "own_loss True": "max"}
 
 
 def test_torchrun_is_refused():

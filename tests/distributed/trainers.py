@@ -19,6 +19,7 @@ from transformers import (
 
 from lanewise.errors import ConfigError, LanewiseError
 from lanewise.hugging_face import read, train
+from lanewise.hugging_face.arguments import observed
 from tests.distributed.trainer_cases import CASES
 
 
@@ -80,10 +81,13 @@ def run_of(case: str, **given: Any) -> dict[str, Any]:
     return read(build(case, **given))
 
 
-def refused(case: str, **given: Any) -> str:
+PLATEAU = {"class_path": "torch.optim.lr_scheduler.ReduceLROnPlateau"}
+
+
+def refused(case: str, scheduler: Any = None, **given: Any) -> str:
     """Return what is said of a trainer that cannot be read; empty where it can."""
     try:
-        run_of(case, **given)
+        read(build(case, **given), **({} if scheduler is None else {"scheduler": scheduler}))
     except LanewiseError as error:
         return str(error)
     return ""
@@ -149,6 +153,7 @@ def what_is_said(world: Any) -> dict[str, str]:
         "clip": refused("clip"),
         "penalty": refused("bert tokens", compute_loss_func=with_a_penalty),
         "plateau": refused("bert tokens", **plateau),
+        "plateau in its place": refused("bert tokens", scheduler=PLATEAU, **plateau),
         "generation": refused("t5", **generation),
         "no generation": refused("t5", trainer_class=Seq2SeqTrainer),
         "no labels to smooth": refused("question answering", label_smoothing_factor=0.1),
@@ -220,6 +225,22 @@ def under_torchrun(world: Any) -> str:
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def modes(world: Any) -> dict[str, str]:
+    """Return what becomes of `metric_for_best_model`, with what is said of it."""
+    found = {}
+    for name, greater in (("wer", None), ("f1", None), ("own", None), ("own", False), ("own_loss", True)):
+        trainer = build(
+            "bert tokens",
+            eval_strategy="epoch",
+            eval_dataset=[1],
+            metric_for_best_model=name,
+            greater_is_better=greater,
+            callbacks=[EarlyStoppingCallback(1)],
+        )
+        found[f"{name} {greater}"] = observed(trainer, 1)["evaluate"]["best_mode"]
+    return found
 
 
 def sections(world: Any, given: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from lanewise.config.run import EarlyStoppingConfig as EarlyStoppingConfig
 from lanewise.config.run import EvaluateConfig as EvaluateConfig
 from lanewise.config.run import EveryConfig as EveryConfig
 from lanewise.config.run import LogConfig as LogConfig
-from lanewise.config.run import Mode as Mode
 from lanewise.config.run import PrecisionName as PrecisionName
 from lanewise.config.run import RunConfig as RunConfig
 from lanewise.config.run import TrainConfig as TrainConfig

@@ -47,8 +47,12 @@ def check_optimizer(config: RunConfig, devices: Sequence[str]) -> None:
             "shard are others. Leave fused out, or use distributed.equality=close."
         )
     mistakes += _closure_mistakes(config)
-    if config.scheduler is not None and follows_evaluation(config.scheduler):
-        mistakes += _plateau_mistakes(config, config.scheduler)
+    scheduler = config.scheduler
+    if scheduler is not None and follows_evaluation(scheduler) and config.evaluate.best is None:
+        mistakes.append(
+            f"scheduler.class_path: {scheduler.class_path} follows the value of evaluate.best, which is "
+            "unset. Set it, for example to held_out/loss, or to train/loss_epoch."
+        )
     if mistakes:
         raise ConfigError(*mistakes)
 
@@ -118,21 +122,6 @@ def choose_implementation(
     if chosen not in inspect.signature(resolve_class("optimizer", section.of_class)).parameters:
         return section
     return replace(section, init_args={**section.init_args, chosen: True})
-
-
-def _plateau_mistakes(config: RunConfig, scheduler: SchedulerConfig) -> Iterator[str]:
-    best, best_mode = config.evaluate.best, config.evaluate.resolved_mode
-    mode = scheduler.init_args.get("mode", best_mode)
-    if best is None:
-        yield (
-            f"scheduler.class_path: {scheduler.class_path} follows the value of evaluate.best, which is "
-            "unset. Set it, for example to held_out/loss."
-        )
-    elif mode != best_mode:
-        yield (
-            f"scheduler.init_args.mode contradicts evaluate.best_mode: got {mode} and {best_mode} for "
-            f"{best}. Leave mode out: it is that of evaluate.best_mode."
-        )
 
 
 def _is_a(cls: type, class_path: str) -> bool:

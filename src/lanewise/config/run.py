@@ -6,6 +6,7 @@ from dataclasses import field
 from pathlib import PurePath
 from typing import Annotated, ClassVar, Literal
 
+from lanewise.config.better import Mode
 from lanewise.config.check import A_PATH, Section, above, at_least, below, expand_user
 from lanewise.config.class_path import ClassConfig
 from lanewise.config.data import DataConfig
@@ -16,7 +17,6 @@ from lanewise.config.optimizer import OptimizerConfig
 from lanewise.config.scheduler import SchedulerConfig
 
 PrecisionName = Literal["float32", "tf32", "bf16", "fp16"]
-Mode = Literal["max", "min"]
 PLACEHOLDERS = ("{time}", "{number}")
 """What `train.run_dir` may contain."""
 
@@ -140,28 +140,17 @@ class LogConfig(Section):
     then has what a device computes in a second, and how much of its peak that is. Unset: neither."""
 
 
-def _resolve_mode(metric: str | None, mode: Mode | None) -> Mode:
-    """Return the mode that was given; unset: a loss should fall, and any other metric rise."""
-    is_loss = metric is not None and metric.rpartition("/")[2] == "loss"
-    return mode or ("min" if is_loss else "max")
-
-
 class EarlyStoppingConfig(Section):
     """When a run ends before its last step, since evaluations no longer find anything better."""
 
     metric: str
-    """Metric that is followed, as `set/metric`."""
+    """Metric that is followed, as `set/metric`, or `train/loss_epoch`; see evaluate.best."""
     mode: Mode | None = None
-    """Whether more of that metric is better, or less; unset: min if its last part is loss, else max."""
+    """Whether more of that metric is better, or less; unset: as of evaluate.best_mode."""
     patience: Annotated[int, at_least(1)]
     """How many evaluations one after the other may find nothing better; the last of them ends the run."""
     min_delta: Annotated[float, at_least(0)] = 0.0
     """A value counts as better if it is better than the best one before it by more than this."""
-
-    @property
-    def resolved_mode(self) -> Mode:
-        """`mode`, or what follows from the name of the metric."""
-        return _resolve_mode(self.metric, self.mode)
 
 
 class EvaluateConfig(Section):
@@ -172,16 +161,13 @@ class EvaluateConfig(Section):
     every_steps: Annotated[int, at_least(1)] | None = None
     """Optimizer steps from one evaluation to the next, instead of epochs."""
     best: str | None = None
-    """Metric by which the best model is kept, as `set/metric`; unset: only the last model is kept."""
+    """Metric by which the best model is kept, as `set/metric`; or `train/loss_epoch`, the mean loss of the
+    training since the last evaluation. Unset: only the last model is kept."""
     best_mode: Mode | None = None
-    """Whether more of that metric is better, or less; unset: min if its last part is loss, else max."""
+    """Whether more of that metric is better, or less; unset: what its higher_is_better says, or a name that
+    ends in a known loss, error or score. Where neither tells, it must be given."""
     early_stopping: EarlyStoppingConfig | None = None
     """Ends the run when a metric no longer gets better; unset: the run goes on to its end."""
-
-    @property
-    def resolved_mode(self) -> Mode:
-        """`best_mode`, or what follows from the name of the metric."""
-        return _resolve_mode(self.best, self.best_mode)
 
 
 class EveryConfig(Section):

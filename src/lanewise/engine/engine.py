@@ -157,7 +157,7 @@ class Engine:
                 if end.ends_epoch or ends_run:
                     self._show_epoch(end.epoch, report.step, observers)
                 if self.evaluation is not None:
-                    self.evaluation.note_step(report.step, end, ends_run=ends_run)
+                    self.evaluation.note_step(report.step, report.totals, end, ends_run=ends_run)
                 if self.evaluation is not None and self.evaluation.is_due and not stops:
                     stops = self._evaluate_or_stop(report.step, run_dir, observers)
                 if shown.every and not stops:
@@ -285,11 +285,10 @@ class Engine:
     def _describe_end(self, end: int, seconds: float) -> None:
         """Log how many steps and samples were trained before step `end`, in how many seconds."""
         if not self.ends_with(end - 1):
+            stopping = None if self.evaluation is None else self.evaluation.early_stopping
             why = f"a callback stopped it: {self.stop_reason}"
-            if not self._is_ended_by_callback:
-                assert self.evaluation is not None
-                assert self.evaluation.early_stopping is not None
-                why = self.evaluation.early_stopping.describe()
+            if stopping is not None and not self._is_ended_by_callback:
+                why = stopping.describe()
             of = "" if self.run.last_step is None else f" of {self.run.last_step:,}"
             logger.info("the run ends after %s%s steps (%s)", f"{end:,}", of, why)
         num_steps = end - self.first_step
@@ -315,7 +314,7 @@ class Engine:
             logger.info("average of its weights, which is evaluated: %s", run_dir.averaged_model)
         if self.evaluation is not None and self.evaluation.best is not None:
             (step, value), config = self.evaluation.best, self.run.config.evaluate
-            which = "lowest" if config.resolved_mode == "min" else "highest"
+            which = "lowest" if config.best_mode == "min" else "highest"
             logger.info(
                 "best after step %d, %s %s %.6g: %s", step, which, config.best, value, run_dir.best_model
             )

@@ -9,6 +9,7 @@ import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 
 from lanewise.adapt.overridden import overridden
+from lanewise.config.better import mode_by_name
 from lanewise.hugging_face.task import METRICS
 
 _READ = """
@@ -143,7 +144,10 @@ def observed(trainer: Trainer, num_steps: int) -> dict[str, Any]:
     callbacks = trainer.callback_handler.callbacks
     stopping = [callback for callback in callbacks if isinstance(callback, EarlyStoppingCallback)]
     if args.load_best_model_at_end or args.save_strategy == "best" or stopping:
-        best = {"metric": _metric_name(trainer), "mode": "max" if args.greater_is_better else "min"}
+        name = _metric_name(trainer)
+        # Where greater_is_better is unset, transformers sets it to whether the name does not end in loss.
+        falls = not args.greater_is_better or (not name.endswith("loss") and mode_by_name(name) == "min")
+        best = {"metric": name, "mode": "min" if falls else "max"}
         evaluate |= {"best": best["metric"], "best_mode": best["mode"]}
         for callback in stopping:
             least = callback.early_stopping_threshold or 0.0

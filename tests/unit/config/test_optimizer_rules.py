@@ -77,21 +77,9 @@ def test_which_schedulers_follow_an_evaluation(class_path, follows):
     assert follows_evaluation(SchedulerConfig(class_path=class_path)) == follows
 
 
-@pytest.mark.parametrize(
-    ("evaluate", "init_args", "said"),
-    [
-        (EvaluateConfig(), {}, "follows the value of evaluate.best, which is unset. Set it"),
-        (
-            EvaluateConfig(best="held_out/accuracy"),
-            {"mode": "min"},
-            "scheduler.init_args.mode contradicts evaluate.best_mode: got min and max for held_out/accuracy",
-        ),
-    ],
-)
-def test_a_scheduler_that_follows_no_value_is_refused(evaluate, init_args, said):
-    scheduler = SchedulerConfig(class_path=PLATEAU, init_args=init_args)
-    with pytest.raises(ConfigError, match=said):
-        check_optimizer(run_config(scheduler=scheduler, evaluate=evaluate), ["cpu"])
+def test_a_scheduler_that_follows_no_value_is_refused():
+    with pytest.raises(ConfigError, match=r"follows the value of evaluate.best, which is unset\. Set it"):
+        check_optimizer(run_config(scheduler=SchedulerConfig(class_path=PLATEAU)), ["cpu"])
 
 
 @pytest.mark.parametrize("init_args", [{}, {"mode": "max"}])

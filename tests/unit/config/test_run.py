@@ -9,8 +9,6 @@ from lanewise.config import (
     ClassConfig,
     DataConfig,
     DistributedConfig,
-    EarlyStoppingConfig,
-    EvaluateConfig,
     FSDPConfig,
     OptimizerConfig,
     OrderConfig,
@@ -248,22 +246,3 @@ def test_synchronised_processes_run_equally_many_lanes(num_devices, drop_last, r
     run_config(
         distributed=DistributedConfig(sync_batch_norm=True, devices=4), data=DataConfig(drop_last=True)
     )
-
-
-@pytest.mark.parametrize(
-    ("metric", "mode", "resolved"),
-    [
-        ("held_out/loss", None, "min"),
-        ("held_out/accuracy", None, "max"),
-        ("loss/accuracy", None, "max"),
-        ("held_out/token_loss", None, "max"),
-        ("held_out/loss", "max", "max"),
-        ("held_out/accuracy", "min", "min"),
-        (None, None, "max"),
-    ],
-)
-def test_less_of_a_loss_is_better_unless_the_configuration_says_otherwise(metric, mode, resolved):
-    """The largest held_out/loss was once kept, without a word."""
-    assert EvaluateConfig(best=metric, best_mode=mode).resolved_mode == resolved
-    if metric is not None:
-        assert EarlyStoppingConfig(metric=metric, mode=mode, patience=1).resolved_mode == resolved

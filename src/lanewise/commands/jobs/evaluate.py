@@ -68,7 +68,7 @@ class EvaluateJob(Job):
         lanes = LaneRunner(task, Precision(config.precision, world.device.type), config.train.seed)
         placement = Placement.of(config.batch.num_lanes, world)
         evaluator = build_evaluator(config, lanes, model.to(world.device), world, placement)
-        if evaluator is None:
+        if evaluator is None or not evaluator.sets:
             raise TaskError(
                 f"{type(task).__name__} has no eval_datasets: there is nothing to evaluate on. Give the "
                 "task this method, which returns datasets by name."

@@ -8,11 +8,14 @@ from typing import Any, final
 from torch import nn
 
 from lanewise.config import EarlyStoppingConfig, EvaluateConfig, RunConfig
+from lanewise.config.better import Mode, mode_by_name
 from lanewise.data import StepEnd
 from lanewise.engine.evaluation.eval_set import build_eval_set
 from lanewise.engine.evaluation.evaluator import Evaluator
 from lanewise.engine.samples.dataset import eval_datasets_of
 from lanewise.engine.step.lanes import LaneRunner
+from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.metrics import LogInterval
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import Placement
 from lanewise.processes.world.world import World
@@ -20,6 +23,7 @@ from lanewise.reduce import Reducer
 
 _TAKEN = ("train", "perf", "data", "memory")
 """The groups of what training logs."""
+_TRAINING_LOSS = "train/loss_epoch"
 
 
 @final
@@ -27,12 +31,13 @@ class EarlyStopping:
     """Counts the evaluations since the best one. All ranks get the same values, so they count alike.
 
     Args:
-        config: which metric to follow, and after how many evaluations without improvement to stop.
+        config: which metric to follow, with its mode, and after how many evaluations without improvement to
+            stop.
     """
 
     def __init__(self, config: EarlyStoppingConfig) -> None:
         self.config = config
-        self._sign = 1 if config.resolved_mode == "max" else -1
+        self._sign = 1 if config.mode == "max" else -1
         self._best = -math.inf
         self._num_without = 0
 
@@ -59,7 +64,7 @@ class EarlyStopping:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        followed = {"metric": self.config.metric, "mode": self.config.resolved_mode}
+        followed = {"metric": self.config.metric, "mode": self.config.mode}
         return {**followed, "best": self._best, "num_without": self._num_without}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -71,7 +76,7 @@ class EarlyStopping:
         best, num_without = state["best"], state["num_without"]
         if len(state) > 4 or not isinstance(best, float) or type(num_without) is not int or num_without < 0:
             raise ValueError(f"not a state of early stopping: {state!r:.100}")
-        is_same = (state["metric"], state["mode"]) == (self.config.metric, self.config.resolved_mode)
+        is_same = (state["metric"], state["mode"]) == (self.config.metric, self.config.mode)
         self._best = best if is_same and not math.isnan(best) else -math.inf
         self._num_without = num_without if is_same else 0
 
@@ -90,8 +95,18 @@ class Evaluation:
 
     def __init__(self, config: EvaluateConfig, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
-        self._config = config
-        self.sign = 1 if config.resolved_mode == "max" else -1
+        self._needed = _needed_values(config)
+        self._training = LogInterval(1, None) if _TRAINING_LOSS in self._needed.values() else None
+        # A metric may have several values, whose names are known after the first evaluation only.
+        for name, value in self._needed.items():
+            if value != _TRAINING_LOSS and not any(
+                value == key or (value.startswith(f"{key}/") and not key.endswith("/loss"))
+                for key in evaluator.keys
+            ):
+                raise _no_such_value(name, value, evaluator.keys)
+        self.config = with_modes(config, evaluator.modes)
+        """The section, with the modes of the values that it names."""
+        self.sign = -1 if self.config.best_mode == "min" else 1
         self.best_value = -math.inf
         """The best value so far, times -1 where a lower value is better."""
         self.best_step: int | None = None
@@ -100,17 +115,11 @@ class Evaluation:
         """The values of the last evaluation; empty before the first one."""
         self.is_due = False
         """Whether an evaluation must follow the last step that was taken, and is not done yet."""
-        early_stopping = config.early_stopping
-        self.early_stopping = None if early_stopping is None else EarlyStopping(early_stopping)
-        self._needed = _needed_values(config)
-        # A metric may have several values, whose names are known after the first evaluation only.
-        for name, value in self._needed.items():
-            if not any(
-                value == key or (value.startswith(f"{key}/") and not key.endswith("/loss"))
-                for key in evaluator.keys
-            ):
-                several = next((key for key in evaluator.keys if not key.endswith("/loss")), "")
-                raise _no_such_value(name, value, evaluator.keys, several)
+        stopping = self.config.early_stopping
+        self.early_stopping = None if stopping is None else EarlyStopping(stopping)
+        parts = {"early_stopping": self.early_stopping, "train": self._training}
+        self._parts = {name: part for name, part in parts.items() if part is not None}
+        """What has a state of its own."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -120,9 +129,7 @@ class Evaluation:
             "last": self.last_values,
             "is_due": self.is_due,
         }
-        if self.early_stopping is None:
-            return state
-        return {**state, "early_stopping": self.early_stopping.state_dict()}
+        return state | {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state.
@@ -131,15 +138,15 @@ class Evaluation:
             ValueError: if `state` is not what `state_dict` returns.
         """
         best, last, is_due = state["best"], state["last"], state["is_due"]
-        best_step, early_stopping = state.get("best_step"), state.get("early_stopping")
+        best_step = state.get("best_step")
         if not all(isinstance(key, str) and isinstance(value, float) for key, value in last.items()):
             raise ValueError(f"not the values of an evaluation: {last!r:.100}")
-        num_known = 4 if early_stopping is None else 5
+        others = state.keys() - {"best", "best_step", "last", "is_due", "early_stopping", "train"}
         has_types = (type(best), type(is_due)) == (float, bool) and isinstance(best_step, int | None)
-        if not has_types or len(state) > num_known:
+        if not has_types or others:
             raise ValueError(f"not a state of the evaluation: {state!r:.100}")
-        if self.early_stopping is not None and early_stopping is not None:
-            self.early_stopping.load_state_dict(early_stopping)
+        for name in self._parts.keys() & state.keys():
+            self._parts[name].load_state_dict(state[name])
         self.best_value, self.best_step = (-math.inf if math.isnan(best) else best), best_step
         self.last_values, self.is_due = dict(last), is_due
 
@@ -165,12 +172,14 @@ class Evaluation:
     @property
     def last_value(self) -> float | None:
         """The value of `evaluate.best` in the last evaluation; None before it, or where no value is named."""
-        return None if self._config.best is None else self.last_values.get(self._config.best)
+        return None if self.config.best is None else self.last_values.get(self.config.best)
 
-    def note_step(self, step: int, end: StepEnd, *, ends_run: bool) -> None:
+    def note_step(self, step: int, totals: StepTotals, end: StepEnd, *, ends_run: bool) -> None:
         """Record that a step was taken, and set whether an evaluation is due after it."""
-        is_epoch = end.ends_epoch and (end.epoch + 1) % self._config.every_epochs == 0
-        every_steps = self._config.every_steps
+        if self._training is not None:
+            self._training.add(totals)
+        is_epoch = end.ends_epoch and (end.epoch + 1) % self.config.every_epochs == 0
+        every_steps = self.config.every_steps
         is_wanted = is_epoch if every_steps is None else (step + 1) % every_steps == 0
         self.is_due = is_wanted or ends_run
 
@@ -190,15 +199,17 @@ class Evaluation:
         """
         values = self._evaluator.run(wants_stop)
         for name, value in self._needed.items():
-            if value not in values:
+            if value not in {*values, _TRAINING_LOSS}:
                 raise _no_such_value(name, value, values)
         self.is_due = False
+        if self._training is not None:
+            values[_TRAINING_LOSS] = self._training.take().loss
         if self.early_stopping is not None:
             self.early_stopping.note(values[self.early_stopping.config.metric])
         self.last_values = values
-        if self._config.best is None:
+        if self.config.best is None:
             return values, False
-        signed = self.sign * values[self._config.best]
+        signed = self.sign * values[self.config.best]
         is_best = signed > self.best_value  # False for NaN
         if is_best:
             self.best_value = signed
@@ -226,7 +237,6 @@ def build_evaluator(
         reducer: the reducer that holds the model during training; None outside of training.
 
     Raises:
-        ConfigError: if the configuration names a value, but there is nothing to evaluate.
         DataError: if a dataset is empty, or differs between ranks.
         TaskError: if a metric cannot be merged, or a dataset has a name that is taken.
     """
@@ -249,39 +259,54 @@ def build_evaluator(
         )
         eval_set.describe(config.data.num_workers, world, placement)
         sets.append(replace(eval_set, pin_memory=config.data.pin_memory))
-    if not sets:
-        mistakes = [
-            f"{name} is {value}, but the task has nothing to evaluate. "
-            "Give it eval_datasets, or leave the key out."
-            for name, value in _needed_values(config.evaluate).items()
-        ]
-        if mistakes:
-            raise ConfigError(*mistakes)
+    if not sets and not _needed_values(config.evaluate):
         return None
     return Evaluator(lanes, model, sets, world, placement, config.data.num_workers, reducer)
 
 
 def _needed_values(config: EvaluateConfig) -> dict[str, str]:
     """Return the values that an evaluation must have, by the keys of the configuration that name them."""
-    early_stopping = config.early_stopping
-    named = {
-        "evaluate.best": config.best,
-        "evaluate.early_stopping.metric": None if early_stopping is None else early_stopping.metric,
-    }
+    named = {"evaluate.best": config.best}
+    if config.early_stopping is not None:
+        named["evaluate.early_stopping.metric"] = config.early_stopping.metric
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _no_such_value(name: str, value: str, keys: Iterable[str], metric: str = "") -> ConfigError:
-    """Return the error of a value that no evaluation has.
+def with_modes(config: EvaluateConfig, modes: Mapping[str, Mode]) -> EvaluateConfig:
+    """Return the section with the modes that it leaves open: as the metrics say, or else their names.
 
     Args:
-        name: the name of the key.
-        value: what the key names.
-        keys: what it may name.
-        metric: one of the keys which is a metric that may have several values; empty where none may.
+        config: the section.
+        modes: of the metrics that tell it themselves, by `set/metric`.
+
+    Raises:
+        ConfigError: if neither a metric nor its name tells.
     """
-    several = f" Of a metric with several values name one, such as {metric}/<name>." if metric else ""
+
+    def mode_of(value: str, given: Mode | None, key: str) -> Mode:
+        metric = next((name for name in modes if f"{value}/".startswith(f"{name}/")), "")
+        mode = given or modes.get(metric) or mode_by_name(value)
+        if mode is None:
+            raise ConfigError(
+                f"{key} must be given: neither the metric {value}, by higher_is_better, nor its name says "
+                f"whether more of it is better. Set {key} to max or min."
+            )
+        return mode
+
+    best, stopping = config.best, config.early_stopping
+    if best is not None:
+        config = replace(config, best_mode=mode_of(best, config.best_mode, "evaluate.best_mode"))
+    if stopping is not None:
+        given = stopping.mode or (config.best_mode if stopping.metric == best else None)
+        mode = mode_of(stopping.metric, given, "evaluate.early_stopping.mode")
+        config = replace(config, early_stopping=replace(stopping, mode=mode))
+    return config
+
+
+def _no_such_value(key: str, value: str, values: Iterable[str]) -> ConfigError:
+    """Return the error of a key that names a value which no evaluation has."""
     return ConfigError(
-        f"{name} must be a value of an evaluation: got {value}. "
-        f"Use one of {', '.join(keys) or '(the task has no eval_datasets)'}.{several}"
+        f"{key} must be a value of an evaluation: got {value}. Use one of "
+        f"{', '.join(values) or '(the task has no eval_datasets)'}, {_TRAINING_LOSS}. Of a metric with "
+        "several values name one, as set/metric/name."
     )

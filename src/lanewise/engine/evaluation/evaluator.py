@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from lanewise.config.better import mode_of
 from lanewise.data import LaneBatch
 from lanewise.engine.buffers.pack import evaluating
 from lanewise.engine.evaluation.eval_set import EvalSet, no_sample
@@ -84,6 +85,9 @@ class Evaluator:
         metrics = {eval_set.name: self._metrics_for(eval_set) for eval_set in self.sets}
         for of_set in metrics.values():
             check_metrics(of_set)
+        by_key = {f"{name}/{key}": of_set[key] for name, of_set in metrics.items() for key in of_set}
+        self.modes = {key: mode for key, metric in by_key.items() if (mode := mode_of(metric)) is not None}
+        """Whether more or less is better of each metric that tells."""
         task = type(self.lanes.task)
         if task.update_metrics is Task.update_metrics:
             for of_set in metrics.values():

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -178,6 +179,13 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
         refuse_draws(optimizer)
     loader = build_run_loader(config, lanes.task, world, placement)
     last_step = last_step_of(config, loader)
+    evaluated = average.module if average else model
+    evaluator = build_evaluator(config, lanes, evaluated, world, placement, reducer)
+    evaluation: Evaluation | None = None
+    if evaluator is not None:
+        require_apart(loader.reader, [eval_set.reader for eval_set in evaluator.sets])
+        evaluation = Evaluation(config.evaluate, evaluator)
+        config = replace(config, evaluate=evaluation.config)
     scheduler, plateau = build_scheduler(config, optimizer, last_step)
     training = Training(
         lanes,
@@ -189,11 +197,6 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
         config.optimizer.closure,
         config.train.max_grad_norm,
     )
-    evaluator = build_evaluator(config, lanes, training.evaluated_model, world, placement, reducer)
-    evaluation: Evaluation | None = None
-    if evaluator is not None:
-        require_apart(loader.reader, [eval_set.reader for eval_set in evaluator.sets])
-        evaluation = Evaluation(config.evaluate, evaluator)
     log_interval = LogInterval(config.log.every_steps, last_step, loader.ends_run)
     state = RunState(
         {

@@ -10,8 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, ReduceLROnPlateau, SequentialLR
 
-from lanewise.config import ClassConfig, RunConfig, SchedulerConfig
-from lanewise.config.class_path import resolve_class
+from lanewise.config import RunConfig, SchedulerConfig
 from lanewise.config.optimizer_rules import follows_evaluation
 from lanewise.engine.run.optimizer import build_section
 from lanewise.engine.step.update import Training
@@ -59,7 +58,14 @@ def build_scheduler(
     scheduler: LRScheduler | None = None
     plateau: Plateau | None = None
     if of_class is not None and follows_evaluation(section):
-        plateau = Plateau(build_section("scheduler", _with_mode(of_class, config), optimizer), num_warmup)
+        best, mode = config.evaluate.best, config.evaluate.best_mode
+        of_class = replace(of_class, init_args={"mode": mode, **of_class.init_args})
+        plateau = Plateau(build_section("scheduler", of_class, optimizer), num_warmup)
+        if (own := plateau.scheduler.mode) != mode:
+            raise ConfigError(
+                f"scheduler.init_args.mode contradicts evaluate.best_mode: got {own} and {mode} for {best}. "
+                "Leave mode out, or set evaluate.best_mode too."
+            )
     elif of_class is not None:
         scheduler = build_section("scheduler", of_class, optimizer)
         _require_step_scheduler(scheduler, of_class.class_path)
@@ -182,13 +188,3 @@ def _require_enough_steps(scheduler: LRScheduler, num_steps: int) -> None:
             "--scheduler.init_args.total_steps auto, which is the length of the run. A run that was begun "
             f"with a number goes on for at most {total_steps} steps."
         )
-
-
-def _with_mode(section: ClassConfig, config: RunConfig) -> ClassConfig:
-    """Return the section with `mode` set to that of the value which the scheduler follows."""
-    parameters = inspect.signature(resolve_class("scheduler", section)).parameters
-    if "mode" not in parameters and not any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
-    ):
-        return section
-    return replace(section, init_args={"mode": config.evaluate.resolved_mode, **section.init_args})

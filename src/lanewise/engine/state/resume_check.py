@@ -17,7 +17,7 @@ def identify(
     """Return the identity of a run: a checkpoint with another value of one of these is of another run.
 
     Args:
-        config: the run.
+        config: the run, with the modes of its values.
         dataset: the identity of its samples and their order.
         world: the processes.
         num_steps: the number of steps of the whole run; None where only the data tells.
@@ -38,10 +38,8 @@ def identify(
         "num_steps": None if scheduler is None or not scheduler.knows_length else num_steps,
         "max_grad_norm": config.train.max_grad_norm,
         "ema_decay": config.train.ema_decay,
-        "best": None if best is None else {"value": best, "mode": config.evaluate.resolved_mode},
-        "early_stopping": None
-        if early_stopping is None
-        else {**asdict(early_stopping), "mode": early_stopping.resolved_mode},
+        "best": None if best is None else {"value": best, "mode": config.evaluate.best_mode},
+        "early_stopping": early_stopping and asdict(early_stopping),
         "task": plain(config.task),
         "init_from": config.train.init_from and plain(config.train.init_from),
     }
@@ -59,7 +57,7 @@ def _identify_scheduler(
     if scheduler.warmup:  # the scheduler's state does not have the fraction
         identity["warmup"] = scheduler.warmup_steps(num_steps or 0)
     if follows_evaluation(scheduler):
-        identity["follows"] = {"value": config.evaluate.best, "mode": config.evaluate.resolved_mode}
+        identity["follows"] = {"value": config.evaluate.best, "mode": config.evaluate.best_mode}
     return identity
 
 

@@ -72,7 +72,7 @@ class LogInterval:
         """Return the totals, and begin the next interval."""
         loss = self._loss_sum / self._weight if self._weight else math.nan
         metrics = means(self._metrics)
-        totals = IntervalTotals(self._num_steps, loss, self._weight / self._num_steps, metrics)
+        totals = IntervalTotals(self._num_steps, loss, self._weight / max(1, self._num_steps), metrics)
         self._begin()
         return totals
 

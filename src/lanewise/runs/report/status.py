@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from lanewise.config.better import mode_by_name
 from lanewise.runs.cut import is_evaluation
 from lanewise.runs.dir import RunDir
 from lanewise.runs.report.lines import JsonLinesReader, count_of
@@ -208,8 +209,7 @@ def _best(evaluated: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> t
     if not name:
         return None
     values = [(line["step"], value) for line in evaluated if (value := _value(line, name)) is not None]
-    falls = mode == "min" or (not mode and name.rpartition("/")[2] == "loss")
-    choose = min if falls else max
+    choose = min if (mode or mode_by_name(name)) == "min" else max  # earlier versions noted no mode
     return (name, *choose(values, key=lambda evaluation: evaluation[1])) if values else None
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,18 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import Dataset
+from torchmetrics import MeanMetric, MeanSquaredError, Metric
+from torchmetrics.classification import BinaryAccuracy
 
-from lanewise.config import CheckpointConfig, EarlyStoppingConfig, EvaluateConfig, EveryConfig, RunConfig
+from lanewise import Callback
+from lanewise.config import (
+    CheckpointConfig,
+    EarlyStoppingConfig,
+    EvaluateConfig,
+    EveryConfig,
+    RunConfig,
+    SchedulerConfig,
+)
 from lanewise.engine.engine import Engine
 from lanewise.engine.evaluation.evaluation import EarlyStopping
 from lanewise.engine.run.build import build_run
@@ -181,7 +192,127 @@ def test_a_metric_that_is_none_is_refused():
 
 
 def test_without_eval_datasets_it_is_refused():
-    said = r"evaluate\.early_stopping\.metric is held_out/loss, but the task has nothing to evaluate\."
+    said = r"metric must be .* Use one of \(the task has no eval_datasets\), train/loss_epoch"
     config = dataclasses.replace(ending_early(), task=configure(Smooth).task)
     with pytest.raises(ConfigError, match=said):
         build_run(config, LocalWorld(torch.device("cpu")))
+
+
+TRAINED = "train/loss_epoch"
+
+
+class Lines(Callback):
+    """Notes the loss and the weight of each step, and the values of each evaluation."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, float]] = []
+        self.values: list[tuple[int, Mapping[str, float]]] = []
+
+    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append((metrics["train/loss"], metrics["train/weight"]))
+
+    def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        self.values.append((step, values))
+
+
+def unvalidated() -> RunConfig:
+    """A run without eval datasets that follows its training loss, and ends when that falls by too little."""
+    config = ending_early(metric=TRAINED, mode=None, min_delta=0.5)
+    plateau = {"factor": 0.5, "patience": 0, "threshold": 0.5}
+    return dataclasses.replace(
+        config,
+        task=configure(Smooth).task,
+        scheduler=SchedulerConfig(class_path="torch.optim.lr_scheduler.ReduceLROnPlateau", init_args=plateau),
+        evaluate=dataclasses.replace(config.evaluate, best=TRAINED, every_steps=3),
+        checkpoint=CheckpointConfig(every=EveryConfig(steps=4), keep_last=9),
+    )
+
+
+def train_unvalidated(world: World, folder: str) -> tuple[Lines, int, float, dict[str, bytes]]:
+    set_determinism("exact", 1)
+    run = build_run(unvalidated(), world)
+    run_dir = RunDir(Path(folder))
+    checkpoints = CheckpointFolder(run_dir.checkpoints)
+    first_step = resume_run(run, checkpoints, ())
+    lines = Lines()
+    Engine(run, first_step=first_step, saving=Saving(run, checkpoints)).fit(run_dir, [lines])
+    world.all_gather_tree(None)
+    assert run.evaluation is not None
+    files = {path.name: path.read_bytes() for path in (run_dir.model, run_dir.best_model)}
+    rate = run.training.optimizer.param_groups[0]["lr"]
+    return lines, first_step, rate, files
+
+
+def test_a_run_without_eval_datasets_follows_its_training_loss(tmp_path):
+    """Best model, plateau and early stopping: none of them could once be had without validation data."""
+    ((lines, _, rate, files),) = run_distributed(train_unvalidated, 1, str(tmp_path))
+    assert [step for step, _ in lines.values] == [3, 6, 9, 12]  # three that are not better by 0.5
+    for step, values in lines.values:
+        of_steps = lines.steps[step - 3 : step]
+        mean = sum(loss * weight for loss, weight in of_steps) / sum(weight for _, weight in of_steps)
+        assert values == {TRAINED: pytest.approx(mean, rel=1e-12)}
+    assert rate == pytest.approx(1e-2 / 8)
+    checkpoints = CheckpointFolder(RunDir(tmp_path).checkpoints)
+    for step in (8, 12):  # killed after its fourth step: the sum of that step is in its checkpoint
+        for path in checkpoints.of_step(step).iterdir():
+            path.unlink()
+        checkpoints.of_step(step).rmdir()
+    (again, first_step, *rest), _ = run_distributed(train_unvalidated, 2, str(tmp_path))
+    assert (first_step, again.values, rest) == (4, lines.values[1:], [rate, files])
+
+
+class Judged(Evaluated):
+    """Has a metric that says what is better, and one that does not."""
+
+    def build_metrics(self) -> Mapping[str, Metric]:
+        return {
+            "accuracy": MeanSquaredError(),
+            "ppl": BinaryAccuracy(),
+            "x": MeanMetric(),
+            "mae": MeanMetric(),
+        }
+
+    def update_metrics(self, metrics: Mapping[str, Any], outputs: Any, batch: Any) -> None: ...
+
+
+def modes_of(evaluate: EvaluateConfig) -> tuple[str | None, str | None, float]:
+    """What a run makes of a section, and the mode of the checkpoints that it keeps."""
+    config = dataclasses.replace(configure(Judged, steps=1), evaluate=evaluate)
+    run = build_run(config, LocalWorld(torch.device("cpu")))
+    made = run.config.evaluate
+    assert run.evaluation is not None
+    stopping = None if made.early_stopping is None else made.early_stopping.mode
+    return made.best_mode, stopping, run.evaluation.sign
+
+
+def following(metric: str, mode: str | None = None, **options: Any) -> EvaluateConfig:
+    return EvaluateConfig(early_stopping=EarlyStoppingConfig(metric=metric, mode=mode, patience=1), **options)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "modes"),
+    [
+        (following("held_out/mae", best="held_out/loss"), ("min", "min", -1)),
+        (following("held_out/accuracy", best="held_out/ppl"), ("max", "min", 1)),
+        (following("held_out/mae", "max", best="held_out/mae", best_mode="max"), ("max", "max", 1)),
+        (following("held_out/x", best="held_out/x", best_mode="min"), ("min", "min", -1)),
+        (EvaluateConfig(), (None, None, 1)),
+    ],
+)
+def test_a_metric_says_what_is_better_or_else_its_name(evaluate, modes):
+    """What the user says wins over both, also for early stopping by the same metric."""
+    assert modes_of(evaluate) == modes
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "key"),
+    [
+        (EvaluateConfig(best="held_out/x"), "evaluate.best_mode"),
+        (following("held_out/x"), "evaluate.early_stopping.mode"),
+    ],
+)
+def test_where_neither_tells_the_mode_must_be_given_before_the_first_step(evaluate, key):
+    """The worst model was once kept, as more of every value but loss counted as better."""
+    said = f"{key} must be given: neither the metric held_out/x, by higher_is_better, nor its name says"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        modes_of(evaluate)

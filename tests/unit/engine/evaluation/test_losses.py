@@ -150,7 +150,7 @@ def test_a_sum_that_is_not_finite_changes_nothing_else(monkeypatch):
 def test_best_names_what_is_known_before_training():
     """A loss reports a name when it first runs, and a misspelt one would cost the training until then."""
     config = dataclasses.replace(reporting(), evaluate=EvaluateConfig(every_steps=2, best="test/first"))
-    with pytest.raises(ConfigError, match=r"got test/first\. Use one of test/loss\."):
+    with pytest.raises(ConfigError, match=r"got test/first\. Use one of test/loss, train/loss_epoch\."):
         build_engine(config, CPU)
 
 

@@ -133,6 +133,17 @@ def test_the_mode_is_that_of_the_best_value():
         assert plateau.scheduler.mode == mode
 
 
+@pytest.mark.parametrize(("options", "mode"), [({"mode": "max"}, "min"), ({"mode": "min"}, "max")])
+def test_a_mode_of_its_own_must_be_that_of_the_best_value(options, mode):
+    config = following(**options)
+    evaluate = dataclasses.replace(config.evaluate, best_mode=mode)
+    said = (
+        f"mode contradicts evaluate.best_mode: got {options['mode']} and {mode} for held_out/loss. Leave mode"
+    )
+    with pytest.raises(ConfigError, match=said):
+        build_run(dataclasses.replace(config, evaluate=evaluate), LocalWorld(torch.device("cpu")))
+
+
 def test_a_run_cannot_go_on_with_another_value(whole):
     config = following()
     evaluate = dataclasses.replace(config.evaluate, best_mode="max")

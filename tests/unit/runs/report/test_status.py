@@ -26,7 +26,7 @@ def test_a_finished_run_has_its_last_values_and_the_best_one(tmp_path):
 
 
 def test_a_loss_is_best_where_it_is_lowest(tmp_path):
-    start = {**START, "config": {"evaluate": {"best": "held_out/loss", "best_mode": None}}}
+    start = {**START, "config": {"evaluate": {"best": "held_out/loss", "best_mode": None}}}  # as it once was
     lines = [evaluation(20, 0.5, 0.9), evaluation(40, 0.6, 0.8)]
     assert read_status(write_run(tmp_path, [start], lines)).best == ("held_out/loss", 20, 0.5)
 
