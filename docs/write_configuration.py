@@ -37,9 +37,19 @@ unless `--resume --allow num_steps` says to go on; the learning rate is then tha
 each further step. A class, or a warm-up alone, does not depend on the length, if the warm-up is a number of
 steps.
 
-A class of torch's or your own is stepped once in each optimizer step, on any number of processes.
+A class of torch's or your own is stepped once in each optimizer step, on any number of processes, or with
+`interval: epoch` after each epoch: so do those that count in epochs, as they are written for torch's loops.
+
+    scheduler:
+      class_path: torch.optim.lr_scheduler.CosineAnnealingLR
+      init_args: {T_max: auto}   # the number of epochs
+      interval: epoch
+
+A stream has no such interval, as nobody knows where its epochs end.
+
 `torch.optim.lr_scheduler.ReduceLROnPlateau` is stepped after each evaluation instead, with the value of
-`evaluate.best`, which must be set; its `mode` is `evaluate.best_mode`. With a `warmup` it begins with the
+`evaluate.best`, which must be set, without eval datasets to `train/loss_epoch`; its `mode` is
+`evaluate.best_mode`. With a `warmup` it begins with the
 first evaluation after the warm-up.
 
 ## Limits

@@ -37,12 +37,16 @@ def _one_kind_is_given(name: SchedulerName | None, class_path: str | None, warmu
         )
 
 
-def _arguments_have_a_class(class_path: str | None, init_args: Mapping[str, Any]) -> Iterator[str]:
+def _arguments_have_a_class(
+    class_path: str | None, init_args: Mapping[str, Any], interval: str, warmup: float
+) -> Iterator[str]:
     if init_args and class_path is None:
         yield (
             f"scheduler.init_args are those of scheduler.class_path: got {show(init_args)} and no "
             "class_path. Leave them out, or name the class."
         )
+    if interval == "epoch" and (class_path is None or warmup):
+        yield f"scheduler.interval epoch needs a class, no warmup: got {class_path} and {warmup}. Use step."
 
 
 def _only_wsd_has_a_decay(name: SchedulerName | None, decay: float | None) -> Iterator[str]:
@@ -86,7 +90,9 @@ class SchedulerConfig(Section):
     makes one, such as transformers.get_cosine_schedule_with_warmup."""
     init_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the class by name, without its optimizer, which is given at run time. auto, such as
-    T_max: auto, is the number of steps of the run after the warm-up."""
+    T_max: auto, is the number of steps of the run after the warm-up; with interval epoch, of its epochs."""
+    interval: Literal["step", "epoch"] = "step"
+    """Of a class: whether it is stepped after each optimizer step, or after each epoch."""
 
     @property
     def of_class(self) -> ClassConfig | None:
@@ -101,7 +107,7 @@ class SchedulerConfig(Section):
         return self.name is not None or AUTO in self.init_args.values()
 
     def of_length(self, num_steps: int) -> ClassConfig | None:
-        """Return `of_class` for a run of so many steps, which is what `auto` stands for; warm-up excluded."""
+        """Return `of_class` for a run of so many steps of it: what `auto` stands for; warm-up excluded."""
         section = self.of_class
         if section is None:
             return None

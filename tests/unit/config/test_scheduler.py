@@ -72,6 +72,14 @@ def test_a_class_is_a_class_config():
             'scheduler.decay is of scheduler.name wsd: got decay 0.2 and name "cosine". Leave it out',
         ),
         ({"class_path": "a.B", "decay": 2}, "scheduler.decay is of scheduler.name wsd: got decay 2"),
+        (
+            {"name": "cosine", "interval": "epoch"},
+            "scheduler.interval epoch needs a class, no warmup: got None and 0. Use step.",
+        ),
+        (
+            {"class_path": "a.B", "interval": "epoch", "warmup": 3},
+            "scheduler.interval epoch needs a class, no warmup: got a.B and 3.",
+        ),
         ({"name": "linear", "warmup": -1}, "scheduler.warmup must be at least 0: got -1."),
         ({"name": "linear", "warmup": 1.0}, f"{WARMUP}1.0."),
         ({"name": "linear", "warmup": float("nan")}, f"{WARMUP}NaN."),

@@ -18,7 +18,7 @@ from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.precision import Precision
 from lanewise.engine.run.optimizer import build_optimizer, refuse_draws
 from lanewise.engine.run.run import Run
-from lanewise.engine.run.scheduler import build_scheduler
+from lanewise.engine.run.scheduler import build_scheduler, steps_per_value
 from lanewise.engine.samples.dataset import OrderChoice, Tables, require_apart
 from lanewise.engine.samples.source import build_source
 from lanewise.engine.state.init_from import init_model
@@ -186,16 +186,11 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
         require_apart(loader.reader, [eval_set.reader for eval_set in evaluator.sets])
         evaluation = Evaluation(config.evaluate, evaluator)
         config = replace(config, evaluate=evaluation.config)
-    scheduler, plateau = build_scheduler(config, optimizer, last_step)
+    each = steps_per_value(config, loader.schedule)
+    scheduler, plateau = build_scheduler(config, optimizer, last_step and -(-last_step // each))
+    after_update, norm = build_after_update(lanes, model, average), config.train.max_grad_norm
     training = Training(
-        lanes,
-        model,
-        optimizer,
-        scheduler,
-        build_after_update(lanes, model, average),
-        average,
-        config.optimizer.closure,
-        config.train.max_grad_norm,
+        lanes, model, optimizer, scheduler, after_update, average, config.optimizer.closure, norm, each
     )
     log_interval = LogInterval(config.log.every_steps, last_step, loader.ends_run)
     state = RunState(

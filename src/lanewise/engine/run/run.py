@@ -87,6 +87,8 @@ class Run:
         if (schedule := self.loader.schedule) is not None:
             num_samples = f"{schedule.num_samples:,}"
             steps = f"{schedule.steps_per_epoch:,} in an epoch, {steps} in all"
+        if (section := self.config.scheduler) and section.class_path and self.plateau is None:
+            logger.info("the scheduler is stepped after each %s (scheduler.interval)", section.interval)
         trained = {name: one for name, one in self.training.model.named_parameters() if one.requires_grad}
         grouped = {one for group in self.training.optimizer.param_groups for one in group["params"]}
         ungrouped = {one: name for name, one in trained.items() if one not in grouped}

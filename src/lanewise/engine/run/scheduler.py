@@ -15,6 +15,7 @@ from lanewise.config.optimizer_rules import follows_evaluation
 from lanewise.engine.run.optimizer import build_section
 from lanewise.engine.step.update import Training
 from lanewise.errors import ConfigError
+from lanewise.lanes import Schedule
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,19 @@ class Plateau:
             self.scheduler.step(value)
 
 
+def steps_per_value(config: RunConfig, schedule: Schedule | None) -> int:
+    """Return after how many steps the scheduler is stepped: 1, or those of an epoch.
+
+    Raises:
+        ConfigError: if only the data tells how long an epoch is.
+    """
+    if config.scheduler is None or config.scheduler.interval == "step":
+        return 1
+    if schedule is None:
+        raise ConfigError("scheduler.interval epoch needs a dataset with a length: got a stream. Use step.")
+    return schedule.steps_per_epoch
+
+
 def build_scheduler(
     config: RunConfig, optimizer: Optimizer, num_steps: int | None
 ) -> tuple[LRScheduler | None, Plateau | None]:
@@ -39,7 +53,8 @@ def build_scheduler(
     Args:
         config: the run.
         optimizer: the optimizer whose learning rate changes.
-        num_steps: the number of steps of the whole run; None where only the data tells.
+        num_steps: the number of steps of the whole run, or of its epochs where the scheduler is stepped after
+            each of them; None where only the data tells.
 
     Raises:
         ConfigError: if the class is not a scheduler or refuses its arguments, or the run has too few steps

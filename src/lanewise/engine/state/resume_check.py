@@ -54,6 +54,8 @@ def _identify_scheduler(
         known = ("name", "warmup", "decay")
         return {key: value for key, value in asdict(scheduler).items() if key in known or value != usual[key]}
     identity = {} if scheduler.of_class is None else plain(scheduler.of_class)
+    if scheduler.interval != "step":  # which checkpoints of earlier versions lack
+        identity["interval"] = scheduler.interval
     if scheduler.warmup:  # the scheduler's state does not have the fraction
         identity["warmup"] = scheduler.warmup_steps(num_steps or 0)
     if follows_evaluation(scheduler):

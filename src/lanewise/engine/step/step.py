@@ -138,7 +138,7 @@ class TrainStep:
         """Step the scheduler and the average, and report the step."""
         training, step = self.training, gradient.turn.step
         learning_rate = float(training.optimizer.param_groups[0]["lr"])
-        if training.scheduler is not None:
+        if training.scheduler is not None and (step + 1) % training.steps_per_value == 0:
             training.runner.seed_update(step)  # anew: with shards, processes updated different parameters
             training.scheduler.step()
         forget_gradients(self.pass_.reducer.parameters)

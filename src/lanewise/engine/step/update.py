@@ -24,7 +24,7 @@ class Training:
     """The user's module, on the device of this process."""
     optimizer: Optimizer
     scheduler: LRScheduler | None
-    """Stepped once in each optimizer step."""
+    """Stepped after every `steps_per_value` optimizer steps."""
     after_update: Callable[[Gradient], None] | None = None
     """Called in each step that updated, when its gradient is forgotten; None: there is nothing to do."""
     average: AveragedModel | None = None
@@ -33,6 +33,8 @@ class Training:
     """`optimizer.closure`: whether a step gets a closure besides the gradient."""
     max_grad_norm: float | None = None
     """The norm to which the gradient is clipped; None: it is not clipped."""
+    steps_per_value: int = 1
+    """How many steps a value of the scheduler is for: one, or those of an epoch."""
 
     @property
     def evaluated_model(self) -> nn.Module:

@@ -24,7 +24,7 @@ from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.saving import Saving
-from lanewise.engine.run.scheduler import build_scheduler, named_factor
+from lanewise.engine.run.scheduler import build_scheduler, named_factor, steps_per_value
 from lanewise.errors import CheckpointError, ConfigError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import LocalWorld, World
@@ -330,6 +330,87 @@ def test_auto_is_the_length_of_the_run_also_of_one_that_goes_on_for_longer(tmp_p
             train, world_size, longer, str(tmp_path / str(world_size)), ("num_steps",)
         ):
             assert found == pytest.approx(expected[4:], rel=1e-12)
+
+
+EPOCH = 7
+"""Steps of an epoch of `configure`: 53 samples."""
+
+
+def by_epochs(epochs: int, class_path: str, **init_args: Any) -> RunConfig:
+    """A run of whole epochs whose scheduler counts them, saved after every fifth step."""
+    section = SchedulerConfig(class_path=class_path, init_args=init_args, interval="epoch")
+    config = configure_scheduled(epochs * EPOCH, section)
+    return dataclasses.replace(config, checkpoint=CheckpointConfig(every=EveryConfig(steps=5), keep_last=9))
+
+
+def test_a_schedule_that_counts_in_epochs_is_stepped_after_each_on_any_number_of_processes(tmp_path):
+    """Stepped after each step, a StepLR ended at a rate of 1e-13."""
+    config = by_epochs(3, "torch.optim.lr_scheduler.StepLR", step_size=1, gamma=0.5)
+    ((rates, weights),) = run_distributed(train, 1, config, str(tmp_path))
+    assert rates == [LR] * EPOCH + [LR / 2] * EPOCH + [LR / 4] * EPOCH
+    for later in (15, 20, 21):  # killed after step 10, in the second epoch
+        for path in (folder := CheckpointFolder(RunDir(tmp_path).checkpoints).of_step(later)).iterdir():
+            path.unlink()
+        folder.rmdir()
+    for result in run_distributed(train, 2, config, str(tmp_path)):
+        assert result == (rates[10:], weights)
+
+
+def test_auto_is_then_the_number_of_epochs_also_of_a_run_that_goes_on_for_longer(tmp_path):
+    cosine = "torch.optim.lr_scheduler.CosineAnnealingLR"
+    run_distributed(train, 1, by_epochs(2, cosine, T_max="auto"), str(tmp_path))
+    config = by_epochs(4, cosine, T_max="auto")
+    ((rates, _),) = run_distributed(train, 1, config, str(tmp_path), ("num_steps",))
+    expected = [LR * (1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in (2, 3) for _ in range(EPOCH)]
+    assert rates == pytest.approx(expected, rel=1e-12)
+
+
+def test_steps_of_a_schedule_are_not_taken_for_epochs_on_a_resume(tmp_path):
+    epochs = by_epochs(3, "torch.optim.lr_scheduler.StepLR", step_size=1)
+    assert epochs.scheduler is not None
+    run_distributed(train, 1, epochs, str(tmp_path))
+    steps = dataclasses.replace(epochs, scheduler=dataclasses.replace(epochs.scheduler, interval="step"))
+    set_determinism("exact", 1)
+    run = build_run(steps, LocalWorld(torch.device("cpu")))
+    with pytest.raises(CheckpointError, match=r"scheduler was .*'interval': 'epoch'"):
+        resume_run(run, CheckpointFolder(RunDir(tmp_path).checkpoints), ())
+
+
+def test_epochs_of_a_stream_are_not_counted():
+    section = SchedulerConfig(class_path="torch.optim.lr_scheduler.StepLR", interval="epoch")
+    with pytest.raises(ConfigError, match=r"interval epoch needs a dataset with a length: got a stream"):
+        steps_per_value(configure_scheduled(STEPS, section), None)
+
+
+class Frozen(Smooth):
+    """The embedding waits for the second epoch, as a backbone does."""
+
+    def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        return [{"params": model[0].parameters()}, {"params": model[1:].parameters()}]
+
+
+def thaw(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda epoch: float(epoch >= 1), lambda _: 1.0])
+
+
+def frozen(steps: int) -> RunConfig:
+    config = configure(Frozen, num_lanes=4, steps=steps, lr=0.1)
+    section = SchedulerConfig(class_path=f"{__name__}.thaw", interval="epoch")
+    every = CheckpointConfig(every=EveryConfig(steps=EPOCH), keep_last=9)
+    return dataclasses.replace(config, scheduler=section, checkpoint=every)
+
+
+def test_a_group_is_frozen_by_a_learning_rate_of_0_in_the_first_epoch(tmp_path):
+    """AdamW would move what a forward only detaches, by its weight decay."""
+    model = build_run(frozen(1), LocalWorld(torch.device("cpu"))).training.model
+    before = {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
+    ((_, first),) = run_distributed(train, 1, frozen(EPOCH), str(tmp_path / "resumed"))
+    assert {name for name in before if first[name] == before[name]} == {"0.weight"}
+    ((rates, whole),) = run_distributed(train, 1, frozen(2 * EPOCH), str(tmp_path / "whole"))
+    assert rates == [0.0] * EPOCH + [0.1] * EPOCH
+    assert whole["0.weight"] != before["0.weight"]
+    for result in run_distributed(train, 2, frozen(2 * EPOCH), str(tmp_path / "resumed")):
+        assert result == (rates[EPOCH:], whole)
 
 
 def test_a_schedule_of_a_fixed_length_says_how_to_get_that_of_the_run():
