@@ -228,7 +228,7 @@ class SharedLoss(LaneLosses):
         num_collectives = self._world.num_collectives()
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()} if self._compares else {}
         compute, num_samples = partial(loss.compute, model, outputs.values, rows), rows.stop - rows.start
-        returned = self._feed.watched(compute, what, until_saved=not loss.by_rows)
+        returned = self.feed.watched(compute, what, until_saved=not loss.by_rows)
         checked = (LaneLoss.of if loss.by_rows else check_whole)(returned, num_samples, what)
         if self._world.num_collectives() != num_collectives:
             raise TaskError(
