@@ -426,7 +426,6 @@ PRIVATE = {
         "AttributeError when such a tensor is compared",
         lambda: torch.Tensor,
     ),
-    "._modules": Private("engine/reachable.py", *TABLES, nn.Module),
     "._orig_mod": Private(
         "engine/transforms/activation_checkpointing.py",
         "tells what torch.compile has made of a module; torch's documentation has the name in state dicts",
@@ -485,7 +484,7 @@ PRIVATE = {
     "torch._C._data_address": Private("engine/buffers/pack.py", *LAZY, lambda: torch._C),
     "._version": Private(
         "engine/buffers/pack.py engine/step/guard/changed_parameters.py "
-        "engine/step/guard/foreign_gradients.py engine/step/after_update.py commands/plan/measure.py "
+        "engine/step/guard/foreign_gradients.py commands/plan/measure.py "
         "commands/verify/probe.py",
         *VERSION,
         lambda: torch.Tensor,

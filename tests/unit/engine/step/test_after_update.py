@@ -94,30 +94,6 @@ def test_what_is_replaced_or_reshaped_is_an_error(change, name):
         update(task, task.build_model())
 
 
-class Holds(Base):
-    def __init__(self):
-        self.seen, self.queue, self.number = [], torch.zeros(3), 0
-
-    def after_update(self, model, step):
-        self.number += 1
-
-
-class Appends(Holds):
-    def after_update(self, model, step):
-        self.seen.append(step.loss)
-
-
-class Writes(Holds):
-    def after_update(self, model, step):
-        self.queue.add_(1)
-
-
-@pytest.mark.parametrize(("task", "name"), [(Holds, "number"), (Appends, "seen"), (Writes, "queue")])
-def test_an_attribute_that_no_checkpoint_has_is_an_error(task, name):
-    with pytest.raises(TaskError, match=f"wrote the attribute {name} of {task.__name__} in step 5"):
-        update(task(), Base().build_model())
-
-
 def test_a_buffer_may_be_replaced_by_one_of_its_form():
     class Replaces(Base):
         def after_update(self, model, step):

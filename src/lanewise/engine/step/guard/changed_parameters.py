@@ -135,9 +135,11 @@ class ChangedParameters(Look):
 
 
 def held_parameters(model: nn.Module, others: Mapping[str, object]) -> dict[str, nn.Parameter]:
-    """Return parameters that can be reached and are none of the model: of a criterion, or a teacher."""
-    found = walk(model, others, into_datasets=False)
-    return {held.name: held.value for held in found if isinstance(held.value, nn.Parameter)}
+    """Return parameters that others hold and are none of the model: of a criterion, or a teacher."""
+    found = [
+        held for held in walk(model, others, into_datasets=False) if isinstance(held.value, nn.Parameter)
+    ]
+    return {held.name: held.value for held in found if held.name.partition(".")[0] in others}
 
 
 def _wrapped(total: int) -> int:
