@@ -322,3 +322,77 @@ def test_an_own_loop_has_the_rows_and_totals_of_all_lanes(tmp_path):
         run_script(tmp_path / "loop.py", cwd=tmp_path, num_processes=num_processes)
         models.append((tmp_path / "model.safetensors").read_bytes())
     assert models[0] == models[1]
+
+
+class Named(Queue):
+    """Gives under two names what is alike but for its values: each lane in the same order."""
+
+    swaps = False
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Any:
+        loss = Smooth.loss(self, outputs, batch)
+        counts = batch.flatten().bincount(minlength=31)
+        parts = {
+            "gather": {"first": outputs[:, 0, :8], "second": outputs[:, 1, :8]},
+            "total": {"counts": counts, "twice": 2 * counts},
+            "metrics": {"one": (1.0 * len(batch), len(batch)), "two": (2.0 * len(batch), len(batch))},
+        }
+        if self.swaps and int(batch[0, 0]) % 2:
+            parts = {kind: dict(reversed(names.items())) for kind, names in parts.items()}
+        return dataclasses.replace(loss, **parts)
+
+    def after_update(self, model: nn.Module, step: Any) -> None:
+        model.state.queue.copy_(torch.cat([step.gathered["first"], model.state.queue])[:40])
+        model.state.counts.add_(step.totals["counts"])
+        model[1].bias.add_(step.gathered["second"].sum() * 1e-3 + step.totals["twice"].sum() * 1e-6)
+
+
+class OfTerms(Named):
+    """The same in two terms, each of which has one of the names."""
+
+    def loss_weights(self, batch: torch.Tensor) -> Any:
+        return [(batch[:, 1:] != 0).sum()] * 2
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> Any:
+        loss = super().loss(outputs, batch)
+        kinds = {"gather": loss.gather, "total": loss.total, "metrics": loss.metrics}
+        return [
+            dataclasses.replace(
+                loss, **{kind: dict([[*given.items()][number]]) for kind, given in kinds.items()}
+            )
+            for number in range(2)
+        ]
+
+
+class Swapped(Named):
+    swaps = True
+
+
+class SwappedTerms(OfTerms):
+    swaps = True
+
+
+class SwappedOutputs(ByBatch):
+    """Outputs of a loss of all samples, under names in another order."""
+
+    def forward(self, model: nn.Module, batch: torch.Tensor) -> Any:
+        outputs = super().forward(model, batch)
+        named = {"outputs": outputs, "twice": 2 * outputs}
+        return dict(reversed(named.items())) if int(batch[0, 0]) % 2 else named
+
+    def batch_loss(self, model: nn.Module, outputs: Any, inputs: Any) -> Any:
+        return super().batch_loss(model, outputs["outputs"], inputs)
+
+
+@pytest.mark.parametrize(("task", "in_order"), [(Swapped, Named), (SwappedTerms, OfTerms)])
+def test_what_lanes_give_is_paired_by_name_in_whatever_order_each_has_it(task, in_order):
+    """What one lane gave under a name became that of another name of the next lane."""
+    (expected,) = run_distributed(train, 1, in_order, {})
+    assert run_distributed(train, 1, task, {}) == [expected]
+    assert run_distributed(train, 3, task, {}) == [expected] * 3
+
+
+def test_outputs_of_all_lanes_under_names_in_another_order_are_refused():
+    for told in run_distributed(refusal, 2, SwappedOutputs):
+        assert told is not None
+        assert "do not make one batch" in told

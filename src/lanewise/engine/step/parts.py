@@ -49,8 +49,8 @@ def lane_parts(gather: object, total: object, what: str) -> LaneParts:
 
 
 def map_parts(function: Callable[[torch.Tensor], torch.Tensor], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Apply a function to the tensors of `LaneParts`."""
-    return {name: map_leaves(function, value, _is_leaf) for name, value in parts.items()}
+    """Apply a function to the tensors of `LaneParts`, which then have one order of names in all lanes."""
+    return {name: map_leaves(function, value, _is_leaf) for name, value in sorted(parts.items())}
 
 
 def _checked(kind: str, given: object, what: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _checked(kind: str, given: object, what: str) -> dict[str, Any]:
         raise TaskError(f"{what} has in {kind} under {name!r} {wrong}.")
 
     checked = {}
-    for name, value in sorted(given.items()):  # in one order in all lanes
+    for name, value in given.items():
         checked[name] = map_leaves(check, plain(value), _is_leaf)
     return checked
 
