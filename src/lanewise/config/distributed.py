@@ -167,7 +167,7 @@ def _launcher_has_its_hosts(
     if launcher not in LAUNCHERS_WITH_NODES and nodes is not None:
         yield (
             f"distributed.nodes is for distributed.launcher {', '.join(LAUNCHERS_WITH_NODES)}: "
-            f"got {launcher}. Leave nodes out."
+            f"got {launcher}. Set launcher to one of them, or leave nodes out."
         )
 
 

@@ -203,12 +203,14 @@ def _best_checkpoints_have_a_metric(checkpoint: CheckpointConfig, evaluate: Eval
 
 
 def _every_device_has_a_lane(batch: BatchConfig, distributed: DistributedConfig) -> Iterator[str]:
-    num_devices = distributed.num_devices or 1
-    if num_devices > batch.num_lanes:
+    # Hosts such as gpu1:4 say themselves how many devices they have.
+    num_hosts = distributed.nodes or sum(":" not in host for host in distributed.hosts) or 1
+    of_host = distributed.num_devices or 1
+    if num_hosts * of_host > batch.num_lanes:
         yield (
-            f"distributed.devices must be at most the number of lanes, as each device needs at least one "
-            f"lane: got {num_devices} devices and {batch.describe_lanes()}. "
-            f"Use distributed.devices={batch.num_lanes}, or a smaller micro_batch_size."
+            f"each device needs at least one lane: got {f'{num_hosts} hosts x ' * (num_hosts > 1)}{of_host} "
+            f"devices and {batch.describe_lanes()}. Use at most {batch.num_lanes} devices"
+            f"{' in all' * (num_hosts > 1)}, a larger global_batch_size or a smaller micro_batch_size."
         )
 
 

@@ -81,7 +81,18 @@ def test_devices_up_to_the_number_of_lanes(devices):
 def test_more_devices_than_lanes():
     (mistake,) = mistakes_of(lambda: run_config(distributed=DistributedConfig(devices=9)))
     assert "got 9 devices and 8 lanes" in mistake
-    assert "Use distributed.devices=8" in mistake
+    assert "Use at most 8 devices, a larger global_batch_size or a smaller" in mistake
+
+
+@pytest.mark.parametrize(
+    "hosts", [{"launcher": "ssh", "hosts": ("a", "b", "c:1", "d")}, {"launcher": "slurm", "nodes": 3}]
+)
+def test_more_devices_than_lanes_on_all_hosts_together(hosts):
+    """Only those of one host were counted: fewer devices on each were no remedy, and the run started."""
+    (mistake,) = mistakes_of(lambda: run_config(distributed=DistributedConfig(devices=3, **hosts)))
+    assert "got 3 hosts x 3 devices and 8 lanes" in mistake
+    assert "Use at most 8 devices in all, a larger global_batch_size" in mistake
+    run_config(distributed=DistributedConfig(devices=2, **hosts))
 
 
 def test_weights_in_bf16_need_the_precision():

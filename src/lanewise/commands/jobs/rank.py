@@ -99,8 +99,8 @@ def run_in_world(job: Job, environment: Environment, folder: Path, watch: "Watch
 
     distributed = job.config.distributed
     if environment.world_size > 1:  # else the user finds it by the command line
-        place = f"rank {environment.rank} of {environment.world_size}"
-        name_process(f"lanewise: {place}, {job.config.train.run_dir}")
+        rank, world_size = environment.rank, environment.world_size
+        name_process(f"lanewise: rank {rank} of {world_size}, {job.config.train.run_dir}")
     log = RankLog(job.log_file(environment.rank), environment.rank)
     set_determinism(distributed.equality, distributed.threads, trains=job.trains)
     devices = choose_devices(distributed.device_type, environment.local_world_size, distributed.device_names)

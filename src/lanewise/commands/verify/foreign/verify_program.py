@@ -95,11 +95,10 @@ def _compare(program: ObservedProgram, ranks: Sequence[Noted], alone: Noted, rep
     is_reduced = all(held.is_reduced for held in comparisons)
     looked = list(look_at_alone(ranks, alone, is_reduced=is_reduced))
     findings += [held for held in looked if isinstance(held, Finding)]
-    is_alone = not any("joined" in noted["notes"] for noted in ranks)
     return LayoutReport(
         len(ranks),
         comparisons,
-        [_NOT_TOGETHER] if findings and is_alone else findings,
+        findings and (findings if any("joined" in noted["notes"] for noted in ranks) else [_NOT_TOGETHER]),
         [held for held in looked if isinstance(held, str)],
         sorted(notes),
         untold,
