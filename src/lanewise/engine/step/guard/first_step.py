@@ -39,7 +39,8 @@ class FirstStep(Look):
         """See `Look`."""
         if loss is not None and loss.weight and self._unit is None:
             self._unit = "its samples" if loss.is_sample_mean else "the units that its Loss counts"
-            if loss.is_sample_mean and loss.value is not None and _is_sum(loss.value):
+            value = loss.value if loss.is_sample_mean and not self._world.rank else None
+            if value is not None and _is_sum(value):
                 logger.warning(
                     "the loss is computed as a sum, and taken as the mean over a micro-batch's samples. If "
                     "it adds them up, return lanewise.Loss(sum, weight)"
