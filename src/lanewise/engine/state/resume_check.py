@@ -102,7 +102,7 @@ _ONLY_TOLD = ("best", "early_stopping", "init_from", "task")
 WHY_LENGTH = (
     ": the learning rate of a step by the scheduler, or what the task makes of self.progress, depends on it"
 )
-_WHY = {"num_steps": WHY_LENGTH, "optimizer": ": where that is allowed, its state is kept"}
+_WHY = {"num_steps": WHY_LENGTH, "optimizer": ": --allow optimizer sets its options and keeps its state"}
 
 
 def plain(config: ClassConfig | InitFromConfig) -> dict[str, Any]:
