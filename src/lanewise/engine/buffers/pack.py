@@ -19,14 +19,13 @@ From the first such lane on, its values are copied and compared as those of othe
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 from torch import nn
 
 from lanewise.errors import MOST_SHOWN, TaskError
 from lanewise.processes.device.tensor_bytes import checksums
-from lanewise.processes.world.shards import is_sharded
 
 CHANGED, RESHAPED = 1.0, 2.0
 """The value that a lane reports for a pack whose values changed, and for one with a buffer of another form.
@@ -285,32 +284,38 @@ def evaluating(modules: Collection[nn.Module], what: str = "an evaluation") -> I
     Raises:
         TaskError: if it changed or replaced a parameter, or left a hook behind.
     """
-    before = _state_of(modules)
+    # Under fsdp other tensors stand for the parameters now and then, whose memory comes and goes.
+    is_whole = not any(hasattr(part, "unshard") for root in modules for part in root.modules())
+    named = _parameters_of(modules)
+    before = _state_of(named, modules, is_whole=is_whole)
     with kept_buffers(modules):
         yield
-    now = _state_of(modules)
-    for name in [*before, *now]:
-        if before.get(name) != now.get(name):
+    now = _state_of(_parameters_of(modules) if is_whole else named, modules, is_whole=is_whole)
+    for number, name in [*before, *now]:
+        if before.get((number, name)) != now.get((number, name)):
             raise TaskError(
                 f"{what} changed {name}, differently on each process. Only the optimizer may change "
                 "parameters; keep what a forward maintains in a buffer, and remove each hook."
             )
 
 
-def _state_of(modules: Collection[nn.Module]) -> dict[str, object]:
-    """Return what tells whether parameters and hooks are as they were. Waits for the device."""
-    states: dict[str, object] = {}
-    for root in modules:
-        named: dict[str, Any] = dict(root.named_parameters())
-        own = [part.to_local() if is_sharded(part) else part for part in named.values()]
-        for (name, part), local, total in zip(named.items(), own, checksums(own), strict=True):
-            states[f"parameter {name}"] = id(part), part.requires_grad, local._version, local.dtype, total
+def _parameters_of(modules: Collection[nn.Module]) -> list[tuple[int, str, nn.Parameter]]:
+    return [(number, *named) for number, root in enumerate(modules) for named in root.named_parameters()]
+
+
+def _state_of(
+    named: Sequence[tuple[int, str, nn.Parameter]], modules: Collection[nn.Module], *, is_whole: bool
+) -> dict[tuple[int, str], object]:
+    """Return what tells whether parameters and hooks are as they were, without a copy."""
+    states: dict[tuple[int, str], object] = {}
+    sums = checksums(part for *_, part in named) if is_whole else [0] * len(named)
+    for (number, name, part), total in zip(named, sums, strict=True):
+        states[number, f"parameter {name}"] = id(part), part.requires_grad, part._version, part.dtype, total
+    for number, root in enumerate(modules if is_whole else ()):
         for name, module in root.named_modules():
-            hooks = [hook for of in _HOOKS for hook in getattr(module, of).values()]
-            own_hooks = [
-                hook for hook in hooks if not f"{hook.__module__}".startswith("torch.")
-            ]  # not FSDP's
-            states[f"the hooks of {name or 'the model'}"] = list(map(id, own_hooks))
+            states[number, f"the hooks of {name or 'the model'}"] = [
+                list(getattr(module, of)) for of in _HOOKS
+            ]
     return states
 
 
