@@ -38,10 +38,6 @@ from lanewise.reduce import LaneWork, Reducer
 
 NUM_LOOKS = 2
 """How many steps are looked at, one after the other."""
-_MOST = 3
-"""How many names an error lists."""
-_ROUNDING = 1e-4
-"""What differs by less, where operators are not deterministic, is equal."""
 _INSTEAD = (
     "self.progress says where the run is. Make a running statistic a buffer of the model (register_buffer), "
     "which becomes the mean over the lanes. What is of the whole step is a buffer that step_state names, "
@@ -121,7 +117,7 @@ class Attributes(Look):
         if lane is not None and names and self._gives_two_results(*lane, names):
             turn = lane[0].batch.turn
             raise TaskError(
-                f"{', '.join(names[:_MOST])} changed in the forward, loss or backward of lanes, and lane "
+                f"{', '.join(names[:3])} changed in the forward, loss or backward of lanes, and lane "
                 f"{turn.lane} of step {turn.step + 1} depends on it: run twice more, from equal weights, "
                 "buffers and random state, it gave two results. Each process runs some of the lanes only, so "
                 f"every number of devices would train another model. {_INSTEAD}"
@@ -147,7 +143,7 @@ class Attributes(Look):
         others = self._others.values()
         if names := [name for name, held in found.items() if is_used_in_lanes(held, others, only_reads=True)]:
             self._unsaved = (
-                f"{what} changes {', '.join(names[:_MOST])}, which no checkpoint has: a run that resumes "
+                f"{what} changes {', '.join(names[:3])}, which no checkpoint has: a run that resumes "
                 f"would be another one. {_INSTEAD}"
             )
         if not until_saved:
@@ -184,7 +180,7 @@ class Attributes(Look):
                 if isinstance(held.value, int | float) and (put := setter_of(held)) is not None:
                     put(held.value)
         is_repeated = self._world.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
-        are_close = partial(math.isclose, rel_tol=0.0 if is_repeated else _ROUNDING)
+        are_close = partial(math.isclose, rel_tol=0.0 if is_repeated else 1e-4)
         return digests[0] != digests[1] or not all(map(are_close, *norms))
 
     def _sums_of_step_state(self) -> dict[str, int]:
