@@ -22,7 +22,6 @@ WITHOUT_A_TEST = {
     "engine": "observers profiler",
     "engine/buffers": "merge",
     "engine/evaluation": "prediction",
-    "engine/own_loop": "steps",
     "engine/run": "run",
     "engine/samples": "source",
     "engine/state": "restore",

@@ -484,7 +484,7 @@ PRIVATE = {
     "torch._C._data_address": Private("engine/buffers/pack.py", *LAZY, lambda: torch._C),
     "._version": Private(
         "engine/buffers/pack.py engine/step/guard/changed_parameters.py "
-        "engine/step/guard/foreign_gradients.py commands/plan/measure.py "
+        "engine/step/guard/foreign_gradients.py engine/own_loop/steps.py commands/plan/measure.py "
         "commands/verify/probe.py",
         *VERSION,
         lambda: torch.Tensor,

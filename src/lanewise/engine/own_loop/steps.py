@@ -227,13 +227,12 @@ class Step:
         what = "the loss given to batch_loss"
         own = WholeLoss(what, forward_of, lambda outputs, _: outputs, lambda _, values, _rows: loss(values))
         if model not in prepared.shared:
-            prepared.shared[model] = SharedLoss(
-                pass_.feed, pass_.message, prepared.placement, prepared.equality, seed, own
-            )
+            parts = pass_.feed, pass_.message, prepared.placement, prepared.equality
+            prepared.shared[model] = SharedLoss(*parts, seed, own)
         shared = prepared.shared[model]
         shared.loss, shared.repeat = own, num_passes
         for lane, share in shared.of(iter(self._batches)):
-            pass_.backward(lane.batch, share, own.what)
+            pass_.backward(lane.batch, share, what)
         self._end(model, pass_)
 
     def _begin(self, model: nn.Module) -> Pass:
