@@ -492,6 +492,31 @@ class TeacherOfUpdate(TeacherInTask):
         self.teacher.weight.lerp_(model.student.weight, 0.1)
 
 
+class AnnealedDropout(Plain):
+    """In an attribute of a module of torch, which a resumed run builds as it was at the beginning."""
+
+    def build_model(self) -> nn.Module:
+        net: Any = Net()
+        net.student = nn.Sequential(nn.Dropout(0.1), nn.Linear(6, 3))
+        return net
+
+    def after_update(self, model: Any, step: Any) -> None:
+        model.student[0].p = 0.05 * step.progress.number
+
+
+class SmoothedLabels(Plain):
+    """In an attribute of a criterion of torch."""
+
+    def __init__(self) -> None:
+        self.criterion = nn.CrossEntropyLoss()
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Any:
+        return self.criterion(outputs, batch[1])
+
+    def after_update(self, model: Any, step: Any) -> None:
+        self.criterion.label_smoothing += 0.01
+
+
 class HarmlessUpdate(Plain):
     """Counts what nothing reads."""
 

@@ -71,6 +71,8 @@ _KINDS = {
     kinds.Harmless: None,
     kinds.CountInUpdate: "after_update changes model.updates, which no checkpoint has",
     kinds.TeacherOfUpdate: "after_update changes task.teacher.weight, which no checkpoint has",
+    kinds.AnnealedDropout: "after_update changes model.student.0.p, which no checkpoint has",
+    kinds.SmoothedLabels: "after_update changes task.criterion.label_smoothing, which no checkpoint has",
     kinds.HarmlessUpdate: None,
     kinds.CountInDataset: None,
     kinds.FrozenTeacher: None,

@@ -149,7 +149,8 @@ def is_used_in_lanes(held: Held, others: Iterable[object], *, only_reads: bool =
     """Tell whether code of the user may use a value while lanes run, as far as names show it.
 
     What a library's object holds is not the user's to name, and what only `__init__` and the like name was
-    used to build something. A tensor within it is used where the object is.
+    used to build something. A tensor within it is used where the object is. What a module of torch.nn holds
+    and an update changes, such as the probability of a dropout, its forward reads.
 
     Args:
         held: the value.
@@ -163,7 +164,7 @@ def is_used_in_lanes(held: Held, others: Iterable[object], *, only_reads: bool =
     if not holders or any(function.__name__ in _BUILDING for function in functions):
         return False
     holder, key = holders[-1]
-    if isinstance(holder, types.FunctionType):
+    if isinstance(holder, types.FunctionType) or (only_reads and type(holder).__module__[:9] == "torch.nn."):
         return True
     kinds = [
         holder if isinstance(holder, type) else type(holder)
