@@ -41,6 +41,13 @@ def test_a_parameter_that_an_evaluation_changes_is_an_error():
         embedding(torch.tensor([0, 1]))
 
 
+def test_of_several_models_each_is_looked_at():
+    """The second one's weights, of the same names, were taken for those of the first."""
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    with pytest.raises(TaskError, match="changed parameter weight"), evaluating([first, second]):
+        first.weight.data.mul_(2)
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
