@@ -91,8 +91,7 @@ def _is_alike(kind: object, current: Any, saved: Any) -> bool:
     if kind is Counter:
         return all(_kind(number) is float for pair in saved.items() for number in pair)
     if kind is torch.Tensor and (current.dim() or not current.is_meta):
-        is_same = (current.shape, current.dtype) == (saved.shape, saved.dtype)
-        return is_same and (current.dim() > 0 or _is_finite(saved) or not _is_finite(current))
+        return (current.shape, current.dtype) == (saved.shape, saved.dtype)
     if kind in (float, torch.Tensor):
         return _is_finite(saved) or not _is_finite(current)
     return True
@@ -154,7 +153,7 @@ def _size(tensor: torch.Tensor) -> str:
 def _show(value: object) -> str:
     if isinstance(value, torch.Tensor) and (value.dim() or value.is_meta):
         return _size(value)
-    is_plain = isinstance(value, bool | int | float | str | None)
+    is_plain = isinstance(value, bool | int | float | str | torch.Tensor | None)
     return f"{value!r:.60}" if is_plain else f"a {type(value)}"
 
 

@@ -284,11 +284,17 @@ def test_another_optimizer_is_measured_by_its_other_parameters():
         (Counter(), Counter({3: 1})),
         ((1, None), (2, 3)),
         (0.1, 2**62 - 1),
+        (torch.tensor(0.0), torch.tensor(math.inf)),  # a buffer, such as the largest value so far
     ],
     ids=repr,
 )
 def test_what_is_of_the_same_kind_fits(own, saved):
     assert list(kind_mismatches(own, saved, "it")) == []
+
+
+def test_tensors_without_a_dimension_are_shown_by_their_values():
+    mismatches = kind_mismatches(torch.tensor(1), torch.tensor(1.5), "it")
+    assert list(mismatches) == ["it is tensor(1.5000) in it and tensor(1) in this run"]
 
 
 @pytest.mark.parametrize("saved", [2**62, -(2**63), 10**400])
