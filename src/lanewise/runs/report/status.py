@@ -205,7 +205,7 @@ def _evaluation(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _best(evaluated: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> tuple[str, int, float] | None:
-    name, mode = (_text_of(start, "evaluate", key) for key in ("best", "best_mode"))
+    name, mode = (text_of_start(start, "evaluate", key) for key in ("best", "best_mode"))
     if not name:
         return None
     values = [(line["step"], value) for line in evaluated if (value := _value(line, name)) is not None]
@@ -213,7 +213,7 @@ def _best(evaluated: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> t
     return (name, *choose(values, key=lambda evaluation: evaluation[1])) if values else None
 
 
-def _text_of(start: Mapping[str, Any], section: str, key: str) -> str:
+def text_of_start(start: Mapping[str, Any], section: str, key: str) -> str:
     """Return a key of the configuration of a start; empty where it is no text."""
     config = start.get("config")
     of_section = config.get(section) if isinstance(config, dict) else None
@@ -234,7 +234,7 @@ def _reducer(start: Mapping[str, Any]) -> str:
     devices = start.get("devices")
     counts = devices.values() if isinstance(devices, dict) else ()
     has_several = sum(count_of(count) or 0 for count in counts) > 1
-    return _text_of(start, "distributed", "reducer") if has_several else ""
+    return text_of_start(start, "distributed", "reducer") if has_several else ""
 
 
 def _next_command(run_dir: RunDir) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from lanewise.errors import CheckpointError
 from lanewise.runs.dir import RunDir
 from lanewise.runs.report.lines import JsonLinesReader, count_of
-from lanewise.runs.report.status import read_status
+from lanewise.runs.report.status import read_status, text_of_start
 
 _WITH_WEIGHTS = ("finished", "stopped early")
 """How a run ends that writes its last weights."""
@@ -25,7 +25,9 @@ def find_weights(folder: Path, which: str | None = None, *, averages: bool | Non
     """
     run_dir = RunDir(folder)
     has_best = run_dir.best_model.exists()
-    which = which or ("best" if has_best else "last")
+    starts = [line for line in JsonLinesReader(run_dir.record) if line.get("event") == "start"]
+    keeps_best = has_best and (not starts or text_of_start(starts[-1], "evaluate", "best"))  # to the end
+    which = which or ("best" if keeps_best else "last")
     if which not in ("best", "last")[not has_best :]:
         raise CheckpointError(
             f"{folder} has no weights called {which}: last are those of its end; best needs evaluate.best."

@@ -37,6 +37,14 @@ def test_without_a_best_the_last_are_taken_and_the_best_cannot_be_asked_for(tmp_
             find_weights(tmp_path, name)
 
 
+def test_a_run_that_went_on_without_a_best_stands_for_its_last_weights(tmp_path):
+    """The best ones of before were taken, though the run was told to keep none any more."""
+    run = run_with(tmp_path, "model", "best")
+    write_run(tmp_path, [*FINISHED, {**START, "config": {"evaluate": {"best": None}}}, FINISHED[1]], LINES)
+    assert find_weights(tmp_path) == (run.model, "weights: last, of step 40")
+    assert find_weights(tmp_path, "best")[0] == run.best_model
+
+
 def test_of_the_last_ones_the_average_counts(tmp_path):
     run = run_with(tmp_path, "model", "averaged")
     assert find_weights(tmp_path) == (run.averaged_model, "weights: last, of step 40")
