@@ -31,7 +31,7 @@ from lanewise.processes.watch.store import StoreLostError
 
 logger = logging.getLogger(__name__)
 
-SAVING = "checkpoint"
+SAVING = "lanewise checkpoint"
 """The name of the threads that write checkpoints."""
 _SECONDS_BETWEEN_LOOKS = 0.25
 _LONGEST_LOOK_SECONDS = 4.0
