@@ -24,7 +24,6 @@ from lanewise.processes.world.shards import whole
 
 _MARK = " (a generator)"
 """The end of the name of every generator of random numbers."""
-_MAX_ELEMENTS = 2**22
 _NUM_RUNS = 4
 _FAR = 40_320_000
 """This number is beyond most limits, and a multiple of most intervals at which a counter makes something
