@@ -23,11 +23,7 @@ _ON_EACH_HOST = (
     "On each host: torchrun --nnodes N --node-rank NR --master-addr HOST --master-port 29400 "
     "--nproc-per-node G -m lanewise {command} ..."
 )
-_OF_PROGRAMS = {
-    "-g": "Write --distributed.devices {value}.",
-    "-n": _ON_EACH_HOST,
-    "-nr": _ON_EACH_HOST,
-}
+_OF_PROGRAMS = {"-g": "Write --distributed.devices {value}.", "-n": _ON_EACH_HOST, "-nr": _ON_EACH_HOST}
 """What programs that call mp.spawn name the GPUs of a host, the hosts, and the number of a host."""
 _NEAR = 0.81  # keys of the configuration are options too, so only a very similar name is a misspelling
 

@@ -109,8 +109,7 @@ def is_one_line(text: str) -> bool:
 
 
 A_PATH = Mark(
-    "a path",
-    lambda text: "\0" not in text and is_one_line(text) and not expand_user(text).startswith("~"),
+    "a path", lambda text: "\0" not in text and is_one_line(text) and not expand_user(text).startswith("~")
 )
 """Marks text that is a path, on one line; `~` is the user's folder."""
 

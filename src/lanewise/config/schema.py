@@ -36,12 +36,7 @@ def _section(cls: type[Section]) -> dict[str, Any]:
             properties[field.name]["default"] = list(field.default) if field.default == () else field.default
         elif field.default_factory is MISSING:
             required.append(field.name)
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     return {"anyOf": [schema, _value(hints[cls.TEXT_KEY])]} if cls.TEXT_KEY else schema
 
 

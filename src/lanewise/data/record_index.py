@@ -122,10 +122,7 @@ class RecordIndex:
 
 
 def index_files(
-    files: Sequence[ByteFile],
-    separator: bytes,
-    cache_dir: CacheDir,
-    on_error: OnError = "raise",
+    files: Sequence[ByteFile], separator: bytes, cache_dir: CacheDir, on_error: OnError = "raise"
 ) -> list[RecordIndex]:
     """Return the index of each file, from the cache folder if it is there.
 

@@ -43,11 +43,7 @@ class Hello:
     @property
     def versions(self) -> dict[str, str]:
         """The versions that all hosts must have; of python's, the last number does not matter."""
-        return {
-            "lanewise": self.lanewise,
-            "torch": self.torch,
-            "python": self.python.rpartition(".")[0],
-        }
+        return {"lanewise": self.lanewise, "torch": self.torch, "python": self.python.rpartition(".")[0]}
 
 
 def say_hello(listener: socket.socket) -> Hello:

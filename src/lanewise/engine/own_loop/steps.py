@@ -188,10 +188,7 @@ class Step:
         self._end(model, pass_)
 
     def batch_loss(
-        self,
-        forward: Callable[[Any], Any],
-        loss: Callable[[Any], object],
-        model: nn.Module | None = None,
+        self, forward: Callable[[Any], Any], loss: Callable[[Any], object], model: nn.Module | None = None
     ) -> None:
         """Compute the gradients of a loss of all samples of the step, in place of a loop over micro-batches.
 

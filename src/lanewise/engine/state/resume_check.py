@@ -67,11 +67,7 @@ def identify_exact(distributed: DistributedConfig, world: World) -> dict[str, An
     """Return the settings on which equal bytes depend; None in `close`, which does not promise them."""
     if distributed.equality != "exact":
         return None
-    return {
-        "threads": distributed.threads,
-        "random_numbers": _RANDOM_NUMBERS,
-        **exact_pins(world.device),
-    }
+    return {"threads": distributed.threads, "random_numbers": _RANDOM_NUMBERS, **exact_pins(world.device)}
 
 
 _RANDOM_NUMBERS = 2

@@ -13,10 +13,7 @@ _KEY = "memory.activation_checkpointing.blocks"
 
 
 def checkpoint_activations(
-    model: nn.Module,
-    blocks: Literal["auto"] | Sequence[str] = "auto",
-    *,
-    offload: bool = False,
+    model: nn.Module, blocks: Literal["auto"] | Sequence[str] = "auto", *, offload: bool = False
 ) -> nn.Module:
     """Let a model keep less for the backward: only the inputs of each of its blocks.
 

@@ -17,12 +17,7 @@ from lanewise.config import DistributedConfig
 from lanewise.errors import LanewiseError
 from lanewise.processes.die_with_parent import end_session
 from lanewise.processes.watch.channel import Beat, Channel, silent
-from lanewise.processes.watch.failure import (
-    LAUNCHER_SHOWS_VARIABLE,
-    Failure,
-    is_consequence,
-    record_failure,
-)
+from lanewise.processes.watch.failure import LAUNCHER_SHOWS_VARIABLE, Failure, is_consequence, record_failure
 from lanewise.processes.watch.heartbeat import DONE, OWN_CODE, SAVE, START, heartbeat
 from lanewise.processes.watch.meeting import Meeting
 from lanewise.processes.watch.process import is_debugged, process_table

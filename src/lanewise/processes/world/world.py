@@ -17,11 +17,7 @@ from lanewise.errors import WorldError
 from lanewise.processes.device.accelerator import set_current_device, side_stream, start_copy_to_host
 from lanewise.processes.world.environment import Environment
 from lanewise.processes.world.shared_memory import SharedMemory, share_memory
-from lanewise.processes.world.tree_message import (
-    all_gather_single,
-    all_gather_tree,
-    gather_tree,
-)
+from lanewise.processes.world.tree_message import all_gather_single, all_gather_tree, gather_tree
 
 _SECONDS_BETWEEN_QUESTIONS = 0.02
 _FOR_EVER = timedelta(days=1000)

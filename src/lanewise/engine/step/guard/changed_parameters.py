@@ -42,12 +42,7 @@ class ChangedParameters(Look):
         others: further parameters that the user holds, by name.
     """
 
-    def __init__(
-        self,
-        reducer: Reducer,
-        world: World,
-        others: Mapping[str, nn.Parameter],
-    ) -> None:
+    def __init__(self, reducer: Reducer, world: World, others: Mapping[str, nn.Parameter]) -> None:
         model = reducer.replicas[0]
         self._reducer = reducer
         self._world = world
