@@ -65,7 +65,7 @@ class Prepared:
         """Raise TaskError if a gradient of the model is there that nothing used, and a pass would forget."""
         for other, (step, versions) in self.left.items():
             trained = self.passes[other].reducer.parameters
-            if versions != _versions(trained) or not any(map(_has_gradient, trained)):
+            if not (versions and versions == _versions(trained) and any(map(_has_gradient, trained))):
                 self.left[other] = 0, []  # the loop has used it by itself, or dropped it
             elif other is model:
                 raise TaskError(
