@@ -39,6 +39,8 @@ _MOST_ELEMENTS = 2**14
 _WIDE_DTYPES = (torch.float64, torch.complex64, torch.complex128)
 
 
+_MAKE_HOOKS = ("torch.", "transformers.")
+"""Packages that make hooks in a forward: FSDP, and models that return hidden states."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 Kind: TypeAlias = tuple[int, torch.dtype]
@@ -278,24 +280,25 @@ def kept_buffers(modules: Collection[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(modules: Collection[nn.Module], what: str = "an evaluation") -> Iterator[None]:
-    """Keep an evaluation, or other code, from changing the training: put buffers back afterwards.
+def evaluating(modules: Collection[nn.Module], other: str = "") -> Iterator[None]:
+    """Keep an evaluation, or other code so called, from changing the training: put buffers back afterwards.
 
     Raises:
-        TaskError: if it changed or replaced a parameter, or left a hook behind.
+        TaskError: if it changed or replaced a parameter, or other code left a hook behind. A forward may make
+            those of its model, and so may the first one of an evaluation.
     """
     # Under fsdp other tensors stand for the parameters now and then, whose memory comes and goes.
     is_whole = not any(hasattr(part, "unshard") for root in modules for part in root.modules())
-    named = _parameters_of(modules)
-    before = _state_of(named, modules, is_whole=is_whole)
+    named, kinds = _parameters_of(modules), _HOOKS if other and is_whole else ()
+    before = _state_of(named, modules, kinds, is_whole=is_whole)
     with kept_buffers(modules):
         yield
-    now = _state_of(_parameters_of(modules) if is_whole else named, modules, is_whole=is_whole)
-    for number, name in [*before, *now]:
-        if before.get((number, name)) != now.get((number, name)):
+    now = _state_of(_parameters_of(modules) if is_whole else named, modules, kinds, is_whole=is_whole)
+    for key in [*before, *now]:
+        if before.get(key) != now.get(key):
             raise TaskError(
-                f"{what} changed {name}, differently on each process. Only the optimizer may change "
-                "parameters; keep what a forward maintains in a buffer, and remove each hook."
+                f"{other or 'an evaluation'} changed {key[1]}, differently on each process. Only the optimizer "
+                "may change parameters; keep what a forward maintains in a buffer, and remove each hook."
             )
 
 
@@ -304,18 +307,22 @@ def _parameters_of(modules: Collection[nn.Module]) -> list[tuple[int, str, nn.Pa
 
 
 def _state_of(
-    named: Sequence[tuple[int, str, nn.Parameter]], modules: Collection[nn.Module], *, is_whole: bool
+    named: Sequence[tuple[int, str, nn.Parameter]],
+    modules: Collection[nn.Module],
+    kinds_of_hooks: Sequence[str],
+    *,
+    is_whole: bool,
 ) -> dict[tuple[int, str], object]:
     """Return what tells whether parameters and hooks are as they were, without a copy."""
     states: dict[tuple[int, str], object] = {}
     sums = checksums(part for *_, part in named) if is_whole else [0] * len(named)
     for (number, name, part), total in zip(named, sums, strict=True):
         states[number, f"parameter {name}"] = id(part), part.requires_grad, part._version, part.dtype, total
-    for number, root in enumerate(modules if is_whole else ()):
+    for number, root in enumerate(modules if kinds_of_hooks else ()):
         for name, module in root.named_modules():
-            states[number, f"the hooks of {name or 'the model'}"] = [
-                list(getattr(module, of)) for of in _HOOKS
-            ]
+            hooks = [hook for kind in kinds_of_hooks for hook in getattr(module, kind).values()]
+            own_hooks = [id(hook) for hook in hooks if not f"{hook.__module__}".startswith(_MAKE_HOOKS)]
+            states[number, f"the hooks of {name or 'the model'}"] = own_hooks
     return states
 
 

@@ -330,7 +330,7 @@ class Evaluator:
 
 
 @contextmanager
-def eval_mode(model: nn.Module, what: str = "an evaluation") -> Iterator[None]:
+def eval_mode(model: nn.Module, other: str = "") -> Iterator[None]:
     """Put every module into evaluation mode, and afterwards back into its own mode, with its own buffers.
 
     A module may update statistics during an evaluation too. Without the restored buffers, these statistics,
@@ -339,7 +339,7 @@ def eval_mode(model: nn.Module, what: str = "an evaluation") -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with evaluating([model], what):
+        with evaluating([model], other):
             yield
     finally:
         for module, is_training in modes:

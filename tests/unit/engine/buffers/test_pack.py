@@ -41,6 +41,13 @@ def test_a_parameter_that_an_evaluation_changes_is_an_error():
         embedding(torch.tensor([0, 1]))
 
 
+def test_a_forward_may_make_hooks_which_an_evaluation_may_be_the_first_to_run():
+    """Models of transformers that return hidden states do, and could be trained, but not evaluated."""
+    layer = nn.Linear(2, 2)
+    with evaluating([layer]):
+        layer.register_forward_hook(lambda *_: None)
+
+
 def test_of_several_models_each_is_looked_at():
     """The second one's weights, of the same names, were taken for those of the first."""
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
