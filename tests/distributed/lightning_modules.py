@@ -402,3 +402,11 @@ def what_is_said_of_loaders(world: Any) -> dict[str, str]:
     made = lightning.LightningDataModule.from_datasets(data, data, batch_size=4)
     run = read(Autoencoder(), made, train={"epochs": 1, "run_dir": "unused"})
     return said | {"from_datasets": " ".join(run["task"].eval_datasets())}
+
+
+def sections_of_a_loader_that_drops(world: Any) -> tuple[Any, Any]:
+    """Return the section `data` as it is read, and where the section is given besides the loader."""
+    loader = DataLoader(TensorDataset(torch.randn(14, 6)), batch_size=4, drop_last=True)
+    given: dict[str, Any] = {"train": {"epochs": 1, "run_dir": "unused"}}
+    own = read(Autoencoder(), loader, **given, data={"drop_last": False})
+    return read(Autoencoder(), loader, **given)["data"], own["data"]

@@ -141,3 +141,10 @@ def test_of_a_loader_all_is_read_or_it_is_refused():
     assert "the validation loader has a SubsetRandomSampler" in said["split"]
     assert "has another collate_fn than the training loader" in said["collate"]
     assert (said["right"], said["from_datasets"]) == ("val", "val")
+
+
+def test_the_section_of_the_data_can_be_given_besides_the_loader():
+    """The parameter `data` took its name, so `data={"drop_last": False}` of the page was a TypeError."""
+    read, own = call("sections_of_a_loader_that_drops")
+    assert (read["drop_last"], own["drop_last"]) == (True, False)
+    assert own["order"] == read["order"] == "sequential"

@@ -41,6 +41,7 @@ _MAY_OVERRIDE = {
 def train(
     module: nn.Module,
     data: Any,
+    /,
     val_dataloader: "DataLoader[Any] | None" = None,
     *,
     callbacks: "Sequence[Callback]" = (),
@@ -81,7 +82,7 @@ def train(
 
 @raised_at_call
 def read(
-    module: nn.Module, data: Any, val_dataloader: "DataLoader[Any] | None" = None, **given: Any
+    module: nn.Module, data: Any, /, val_dataloader: "DataLoader[Any] | None" = None, **given: Any
 ) -> dict[str, Any]:
     """Return what `lanewise.train` and `lanewise.verify` need to train a LightningModule.
 
@@ -116,9 +117,8 @@ def read(
     length = sections["train"]
     known = {"max_epochs": length.get("epochs"), "max_steps": length.get("max_steps") or -1}
     there: Any = module
-    there.trainer = TrainerThere(
-        **known, estimated_stepping_batches=num_steps, num_training_batches=per_epoch
-    )
+    counted = {"estimated_stepping_batches": num_steps, "num_training_batches": per_epoch}
+    there.trainer = TrainerThere(**known, **counted)
     try:
         optimizer, scheduler, steps_per_value = _optimizer_of(there.configure_optimizers(), per_epoch)
     finally:

@@ -138,7 +138,7 @@ def evaluate_job(
     text = f"weights: {model_file}"
     if not names_file and (which or not is_file):
         model_file, text = find_weights(run_dir.path, which, averages=config.train.ema_decay is not None)
-    _require(model_file, run_or_model)
+    _require(model_file, which if names_file else run_or_model, is_run=not names_file)
     if task is None:
         if found := _find_object(config.task.init_args):
             raise CheckpointError(
@@ -173,10 +173,10 @@ def _progress_of(run_dir: RunDir, model_file: Path) -> tuple[int, int, int | Non
     return number, max(epochs, default=1) - 1, read_status(run_dir.path).last_step
 
 
-def _require(file: Path, run_or_model: Path) -> None:
+def _require(file: Path, given: Path | str, *, is_run: bool = True) -> None:
     if not os.path.exists(file):  # noqa: PTH110 - Path raises where a name is too long
         raise CheckpointError(
-            f"{run_or_model} is no finished run: there is no {file}. "
+            f"{given} is no {'finished run' if is_run else 'file of weights'}: there is no {file}. "
             "Name a run_dir or a .safetensors file in one, or give --weights best, last or FILE."
         )
 

@@ -83,6 +83,9 @@ def test_the_best_weights_are_taken_where_the_run_keeps_them(project):
     assert named.text == f"weights: {run_dir / 'model.safetensors'}"
     with pytest.raises(ConfigError, match="is a configuration, which has no weights"):
         evaluate_job(run_dir / "config.yaml", weights="best")
+    # A mistyped name was called a fault of the run, which is finished.
+    with pytest.raises(CheckpointError, match=r"^bst is no file of weights: there is no bst"):
+        evaluate_job(run_dir, weights="bst")
 
 
 def test_a_name_that_no_file_can_have_is_no_run(tmp_path):
