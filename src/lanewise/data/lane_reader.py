@@ -116,7 +116,8 @@ class LaneReader(Dataset[LaneBatch]):
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as DataLoader workers do, so that `num_workers` changes no sample
         try:
-            self._enter(turn.epoch)
+            if self._by_epoch is not None:
+                self._enter(self._by_epoch, turn.epoch)
             seed = read_seed(self.seed, self.number, self.eval_dataset, turn.epoch, turn.step, turn.lane)
             set_random_state(seed)
             samples, batch.missing = self._read(indices)
@@ -155,7 +156,8 @@ class LaneReader(Dataset[LaneBatch]):
         Those that are left out are not among them.
         Where the dataset has `__getitems__` they are one read, under the state of the first one.
         """
-        self._enter(epoch)
+        if self._by_epoch is not None:
+            self._enter(self._by_epoch, epoch)
         samples: list[Any] = []
         for index in indices:
             set_random_state(sample_seed(self.seed, epoch, index))
@@ -164,15 +166,15 @@ class LaneReader(Dataset[LaneBatch]):
             samples += self._read((index,))[0]
         return samples
 
-    def _enter(self, epoch: int) -> None:
+    def _enter(self, dataset: Any, epoch: int) -> None:
         """Tell a dataset that has `set_epoch` the epoch of what this process reads next, once.
 
         It may draw, for all processes alike. An evaluation, of epoch 0, may read the same dataset in between.
         """
-        if self._by_epoch is not None and (_entered[0] is not self._by_epoch or _entered[1] != epoch):
+        if _entered[0] is not dataset or _entered[1] != epoch:
             set_random_state(sample_seed(self.seed, epoch, 0))
-            self._by_epoch.set_epoch(epoch)
-            _entered[:] = self._by_epoch, epoch
+            dataset.set_epoch(epoch)
+            _entered[:] = dataset, epoch
 
     def _spare(self, size: int) -> Any:
         """Return a micro-batch of the first samples that can be read; None if these are far away."""

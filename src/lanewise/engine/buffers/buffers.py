@@ -201,7 +201,9 @@ class LaneBuffers:
             if self._names_parts and not reshaped:
                 name_partly_written([packs[0] for packs in self._packs], values, self._world)
                 self._names_parts = False
-            kinds = {number: kind_of(of_pack) for number, of_pack in forms.items()}
+            kinds = {number: self._packs[number][0].kind for number in forms}
+            for number in reshaped:
+                kinds[number] = kind_of(forms[number])
             merged = merge_buffers(self._world, self._placement, present, num_samples, values, kinds)
             self._check = self._start_comparison(lanes, values, merged)
             for number, value in merged.items():
