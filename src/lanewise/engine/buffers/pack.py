@@ -39,8 +39,8 @@ _MOST_ELEMENTS = 2**14
 _WIDE_DTYPES = (torch.float64, torch.complex64, torch.complex128)
 
 
-_MAKE_HOOKS = ("torch.", "transformers.")
-"""Packages that make hooks in a forward: FSDP, and models that return hidden states."""
+_MAKE_HOOKS = ("torch.", "transformers.", "lanewise.")
+"""Packages that make hooks, or take them away, in a forward: FSDP, and models that return hidden states."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 Kind: TypeAlias = tuple[int, torch.dtype]
@@ -297,8 +297,8 @@ def evaluating(modules: Collection[nn.Module], other: str = "") -> Iterator[None
     for key in [*before, *now]:
         if before.get(key) != now.get(key):
             raise TaskError(
-                f"{other or 'an evaluation'} changed {key[1]}, differently on each process. Only the optimizer "
-                "may change parameters; keep what a forward maintains in a buffer, and remove each hook."
+                f"{other or 'an evaluation'} changed {key[1]}, differently on each process. Only the "
+                "optimizer may change parameters; keep what a forward maintains in a buffer. Remove each hook."
             )
 
 
