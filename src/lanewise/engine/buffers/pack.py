@@ -298,7 +298,7 @@ def evaluating(modules: Collection[nn.Module], other: str = "") -> Iterator[None
         if before.get(key) != now.get(key):
             raise TaskError(
                 f"{other or 'an evaluation'} changed {key[1]}, differently on each process. Only the "
-                "optimizer may change parameters; keep what a forward maintains in a buffer. Remove each hook."
+                "optimizer may change parameters; keep what a forward maintains in a buffer, remove hooks."
             )
 
 
