@@ -35,8 +35,8 @@ def require_equal_state(model: nn.Module, world: World, step: int) -> None:
         if different := [name for name in [*first, *theirs] if first.get(name) != theirs.get(name)]:
             raise TaskError(
                 f"{different[0]} differs between ranks 0 and {rank} after step {step + 1}: code that runs "
-                "once in a step (after_update, a hook, a loop of your own) wrote it, or a lane, if step_state "
-                "names it, and every process must do the same. Compute it from what the lanes gather and add "
-                "up, or from what all processes have; not from the rank, the time, or what this process's "
-                "lanes alone have seen (docs/state.md)."
+                "once in a step (after_update, a hook, your own loop) or a lane wrote it: every process must "
+                "do the same. Compute it from what the lanes gather and add up, or from what all processes "
+                "have; not from the rank, the time, or what this process's lanes alone have seen "
+                "(docs/state.md)."
             )
