@@ -1,6 +1,7 @@
 """What code of the user's may change behind the trainer's back, a task for each: see test_kinds.py."""
 
 import random
+import time
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -527,6 +528,47 @@ class HarmlessUpdate(Plain):
         self.updates += 1
 
 
+class Meter:
+    """An average for the log, which begins anew now and then."""
+
+    def __init__(self) -> None:
+        self.sum, self.count, self.best = 0.0, 0, float("inf")
+
+    def update(self, value: float) -> None:
+        self.sum, self.count, self.best = self.sum + value, self.count + 1, min(self.best, value)
+
+
+class LoggingUpdate(Plain):
+    """Reads what it keeps, for a log alone: averages, the best loss, the time, and norms of weights."""
+
+    def __init__(self) -> None:
+        self.meter, self.start, self.decay, self.rows = Meter(), time.perf_counter(), 0.9, [[0.0]]
+
+    def after_update(self, model: Any, step: Any) -> None:
+        self.meter.update(step.loss)
+        self.decay = 1 - 1 / (2 + step.progress.number)
+        with torch.no_grad():
+            model.teacher.weight.lerp_(model.student.weight, 1 - self.decay)
+        if step.loss < self.meter.best or self.meter.count > 2:
+            self.meter = Meter()
+        self.rows.append(
+            [self.meter.sum, model.student.weight.norm().item(), time.perf_counter() - self.start]
+        )
+        self.start = time.perf_counter()
+
+
+class PatienceOfUpdate(Plain):
+    """Shrinks weights where the loss is no better than the best one, which no checkpoint has."""
+
+    def __init__(self) -> None:
+        self.best, self.patience = float("inf"), 0
+
+    def after_update(self, model: Any, step: Any) -> None:
+        self.patience = 0 if step.loss < self.best else self.patience + 1
+        self.best = min(self.best, step.loss)
+        model.student.weight.mul_(1 - 0.1 * min(self.patience, 1))
+
+
 class CountingPoints(Points):
     """Counts its reads, which loader processes do apart from each other: verify reads twice."""
 
@@ -618,7 +660,7 @@ class QueueByRows(QueueInLoss):
 
     def row_loss(self, model: nn.Module, outputs: Any, inputs: Any, rows: slice) -> Any:
         self.queue = torch.cat([outputs.detach(), self.queue])[:40]
-        return F.cross_entropy(outputs[rows] @ self.queue[:8].T, inputs[rows])
+        return F.cross_entropy(outputs[rows] @ self.queue.T, inputs[rows])
 
 
 class CentreOfWholeStep(_OfAll):

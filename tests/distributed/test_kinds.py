@@ -73,7 +73,9 @@ _KINDS = {
     kinds.TeacherOfUpdate: "after_update changes task.teacher.weight, which no checkpoint has",
     kinds.AnnealedDropout: "after_update changes model.student.0.p, which no checkpoint has",
     kinds.SmoothedLabels: "after_update changes task.criterion.label_smoothing, which no checkpoint has",
+    kinds.PatienceOfUpdate: "after_update changes task.best, which no checkpoint has",
     kinds.HarmlessUpdate: None,
+    kinds.LoggingUpdate: None,
     kinds.CountInDataset: None,
     kinds.FrozenTeacher: None,
 }

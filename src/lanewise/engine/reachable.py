@@ -1,6 +1,5 @@
 """Walks through everything that objects of the user hold, and finds their generators of random numbers."""
 
-import dis
 import inspect
 import random
 import sys
@@ -145,17 +144,15 @@ def setter_of(held: Held) -> Callable[[Any], object] | None:
     return partial(setattr, holder, key) if isinstance(key, str) else None
 
 
-def is_used_in_lanes(held: Held, others: Iterable[object], *, only_reads: bool = False) -> bool:
+def is_used_in_lanes(held: Held, others: Iterable[object]) -> bool:
     """Tell whether code of the user may use a value while lanes run, as far as names show it.
 
     What a library's object holds is not the user's to name, and what only `__init__` and the like name was
-    used to build something. A tensor within it is used where the object is. What a module of torch.nn holds
-    and an update changes, such as the probability of a dropout, its forward reads.
+    used to build something. A tensor within it is used where the object is.
 
     Args:
         held: the value.
         others: objects whose code may use it, besides those that hold it.
-        only_reads: whether code that adds to an attribute (`self.calls += 1`) does not use it.
     """
     holders = [pair for pair in held.path if not isinstance(pair[0], _CONTAINERS)]
     while isinstance(held.value, torch.Tensor) and holders and not _is_users(holders[-1][0]):
@@ -164,24 +161,23 @@ def is_used_in_lanes(held: Held, others: Iterable[object], *, only_reads: bool =
     if not holders or any(function.__name__ in _BUILDING for function in functions):
         return False
     holder, key = holders[-1]
-    if isinstance(holder, types.FunctionType) or (only_reads and type(holder).__module__[:9] == "torch.nn."):
+    if isinstance(holder, types.FunctionType):
         return True
     kinds = [
         holder if isinstance(holder, type) else type(holder)
         for holder in (*(holder for holder, _ in holders), *others)
     ]
-    names_in = _names_read_in if only_reads else _names_in
-    return _is_of_the_user(kinds[len(holders) - 1]) and key in _names_in_lanes(kinds, names_in)
+    return _is_of_the_user(kinds[len(holders) - 1]) and key in _names_in_lanes(kinds)
 
 
-def _names_in_lanes(kinds: Iterable[type], names_in: Callable[[types.CodeType], Iterable[str]]) -> set[str]:
+def _names_in_lanes(kinds: Iterable[type]) -> set[str]:
     """Return the names that methods of the user use, except those that only build."""
     used: dict[str, set[str]] = {}
     for kind in filter(_is_of_the_user, chain.from_iterable(kind.__mro__ for kind in kinds)):
         for name, item in vars(kind).items():
             function = inspect.unwrap(getattr(item, "fget", None) or getattr(item, "__func__", item))
             if isinstance(function, types.FunctionType):
-                used.setdefault(name, set()).update(names_in(function.__code__))
+                used.setdefault(name, set()).update(_names_in(function.__code__))
     of_building = set().union(*(names for name, names in used.items() if name in _BUILDING))
     of_others = set().union(*(names for name, names in used.items() if name not in _BUILDING))
     helpers = {name for name in of_building - of_others if name.startswith("_")} | _BUILDING
@@ -283,19 +279,6 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names_in(constant)
-
-
-def _names_read_in(code: types.CodeType) -> Iterator[str]:
-    """Yield the names of attributes that a function, or one within it, reads other than to add to them."""
-    before = ""
-    for instruction in dis.get_instructions(code):
-        # A constant may be the name that getattr gets.
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST") and before != "COPY":
-            yield str(instruction.argval)
-        before = instruction.opname
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_read_in(constant)
 
 
 def _is_variable(item: object) -> bool:

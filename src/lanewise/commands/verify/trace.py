@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from lanewise.data import LaneBatch, LaneSource, digest
 from lanewise.engine.engine import Engine
-from lanewise.engine.step.after_update import OwnUpdate, has_after_update
 from lanewise.engine.step.update import Training
 from lanewise.engine.transforms import compare_runs
 from lanewise.lanes import Schedule
@@ -191,13 +190,12 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
 def _twice(training: Training, first: dict[str, str]) -> Callable[[Any], None] | None:
     """Return what follows an update, before which `Task.after_update` runs once, and its result is noted."""
     model, after_update = training.model, training.after_update
-    if after_update is None or not has_after_update(training.runner.task):
-        return after_update
-    own = OwnUpdate(training.runner, model)
+    if after_update is None:
+        return None
 
     def update(gradient: Any) -> None:
         kept = {name: tensor.detach().clone() for name, tensor in _tensors(model)}
-        own(gradient)
+        after_update(gradient)
         first.update(_digests(_tensors(model)))
         with torch.no_grad():
             for name, tensor in _tensors(model):

@@ -192,8 +192,10 @@ class LaneBuffers:
         for lane in lanes:
             lane.drop_unchanged()
         forms = {number: self._packs[number][0].forms for number, change in enumerate(changes) if change}
+        kinds = {number: self._packs[number][0].kind for number in forms}
         if reshaped := [number for number, change in enumerate(changes) if change == RESHAPED]:
             forms |= self._agree_on_forms(reshaped, lanes)
+            kinds |= {number: kind_of(forms[number]) for number in reshaped}
         if forms:
             values = [{number: self._value(lane, number) for number in forms} for lane in lanes]
             num_samples = [(lane.turn.lane, lane.num_samples) for lane in lanes]
@@ -201,9 +203,6 @@ class LaneBuffers:
             if self._names_parts and not reshaped:
                 name_partly_written([packs[0] for packs in self._packs], values, self._world)
                 self._names_parts = False
-            kinds = {number: self._packs[number][0].kind for number in forms}
-            for number in reshaped:
-                kinds[number] = kind_of(forms[number])
             merged = merge_buffers(self._world, self._placement, present, num_samples, values, kinds)
             self._check = self._start_comparison(lanes, values, merged)
             for number, value in merged.items():

@@ -25,7 +25,7 @@ from lanewise.engine.state.init_from import init_model
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.resume_check import identify, plain
 from lanewise.engine.state.run_state import RunState
-from lanewise.engine.step.after_update import build_after_update
+from lanewise.engine.step.after_update import OwnUpdate, has_after_update
 from lanewise.engine.step.average import build_average
 from lanewise.engine.step.lane_error import explain_memory
 from lanewise.engine.step.lanes import LaneRunner
@@ -188,7 +188,8 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
         config = replace(config, evaluate=evaluation.config)
     each = steps_per_value(config, loader.schedule)
     scheduler, plateau = build_scheduler(config, optimizer, last_step and -(-last_step // each))
-    after_update, norm = build_after_update(lanes, model, average), config.train.max_grad_norm
+    after_update = OwnUpdate(lanes, model) if has_after_update(lanes.task) else None
+    norm = config.train.max_grad_norm
     training = Training(
         lanes, model, optimizer, scheduler, after_update, average, config.optimizer.closure, norm, each
     )

@@ -1,13 +1,10 @@
-"""What follows the update of a step on every process: the task's own part, and the average of the weights."""
+"""What a task does after the update of a step, on every process."""
 
-from collections.abc import Callable
 from typing import Any, final
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
-from lanewise.engine.step.average import update_average
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.metrics import Gradient
 from lanewise.errors import TaskError, noting, text_of
@@ -21,35 +18,13 @@ def has_after_update(task: Task) -> bool:
     return type(task).after_update is not Task.after_update
 
 
-def build_after_update(
-    runner: LaneRunner, model: nn.Module, average: AveragedModel | None
-) -> Callable[[Gradient], None] | None:
-    """Return what is called in each step that updated; None where there is nothing to do.
-
-    Args:
-        runner: has the task.
-        model: the module on the first device.
-        average: of its weights.
-    """
-    own = OwnUpdate(runner, model) if has_after_update(runner.task) else None
-    if average is None:
-        return own
-
-    def update(gradient: Gradient) -> None:
-        if own is not None:
-            own(gradient)
-        update_average(average, model)
-
-    return update
-
-
 @final
 class OwnUpdate:
     """Calls `Task.after_update`, and refuses what it must not do.
 
     Args:
         runner: has the task.
-        model: see `build_after_update`.
+        model: the module on the first device.
     """
 
     def __init__(self, runner: LaneRunner, model: nn.Module) -> None:

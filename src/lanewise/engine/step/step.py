@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lanewise.data import LaneBatch
+from lanewise.engine.step.average import update_average
 from lanewise.engine.step.lane_error import note_lane
 from lanewise.engine.step.lanes import LaneFeed, LaneLosses
 from lanewise.engine.step.message import StepMessage
@@ -144,6 +145,8 @@ class TrainStep:
         forget_gradients(self.pass_.reducer.parameters)
         if training.after_update is not None and gradient.allows_update:
             self.pass_.feed.watched(partial(training.after_update, gradient), "after_update")
+        if training.average is not None and gradient.allows_update:
+            update_average(training.average, training.model)
         self.pass_.phases.begin(CALLBACK, step)
         heartbeat.has_trained = True
         self.metrics.interval.add(gradient.totals)

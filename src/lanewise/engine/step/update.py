@@ -26,7 +26,7 @@ class Training:
     scheduler: LRScheduler | None
     """Stepped after every `steps_per_value` optimizer steps."""
     after_update: Callable[[Gradient], None] | None = None
-    """Called in each step that updated, when its gradient is forgotten; None: there is nothing to do."""
+    """What the task does in each step that updated, when its gradient is forgotten; None: nothing."""
     average: AveragedModel | None = None
     """The exponential moving average of the weights, which is evaluated; None: the model is evaluated."""
     closure: bool = False

@@ -7,7 +7,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lanewise import Task
 from lanewise.engine.precision import Precision
-from lanewise.engine.step.after_update import build_after_update
+from lanewise.engine.step.after_update import OwnUpdate, has_after_update
+from lanewise.engine.step.average import update_average
 from lanewise.engine.step.joining import Joined
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.message import StepTotals
@@ -33,16 +34,15 @@ class Base(Task):
         return outputs.mean()
 
 
-def update(task, model, number=4, average=None):
+def update(task, model, number=4):
     turn = LaneTurn(1, number, 0, range(1), range(1), is_last=True)
     totals = StepTotals([LaneRow(0, (Term(6.0, 2.0),))])
     totals.joined = Joined(3, {"keys": torch.ones(2)}, {})
     runner = LaneRunner(task, Precision("float32", "cpu"), 0)
-    after_update = build_after_update(runner, model, average)
+    gradient = Gradient(turn, totals, None, None, allows_update=True, is_logged=False)
     token = PROGRESS.set((number, 1, RunLength(8)))
     try:
-        if after_update is not None:
-            after_update(Gradient(turn, totals, None, None, allows_update=True, is_logged=False))
+        OwnUpdate(runner, model)(gradient)
     finally:
         PROGRESS.reset(token)
 
@@ -105,8 +105,7 @@ def test_a_buffer_may_be_replaced_by_one_of_its_form():
 
 
 def test_a_task_without_it_is_not_asked():
-    runner = LaneRunner(Base(), Precision("float32", "cpu"), 0)
-    assert build_after_update(runner, Base().build_model(), None) is None
+    assert not has_after_update(Base())
 
 
 def test_an_average_follows_what_is_trained_and_takes_frozen_parameters_as_they_are():
@@ -122,6 +121,7 @@ def test_an_average_follows_what_is_trained_and_takes_frozen_parameters_as_they_
     model.bias.requires_grad_(False)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     for _ in range(2):
-        update(Teaches(), model, average=average)
+        update(Teaches(), model)
+        update_average(average, model)
     assert average.module.weight.item() == 3.0  # 2, and then halfway to 4
     assert average.module.bias.item() == 2.0

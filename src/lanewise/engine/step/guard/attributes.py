@@ -4,8 +4,8 @@
 Whatever can be reached may change, and most of it does so without harm: caches, counters for a log, what each
 forward sets anew. So nothing is refused because it changed. Where the first lane of a step changes a value,
 this lane runs twice more at the end of the next step, from equal weights, buffers and random numbers: if its
-result differs, it depends on such a value. What runs once in a step is not run again, since what it does to
-weights would add up: there a value counts if methods of the user read it, other than to add to it.
+result differs, it depends on such a value. Where `after_update` or a loss of all samples changes one, it and
+that lane run twice more: with numbers as it left them, and as they were before.
 
 The first two steps are looked at, and the two after each checkpoint; a step between them pays nothing. What
 acts rarely, or is of a dataset, is found by `lanewise verify`. See decision 26.
@@ -23,7 +23,7 @@ import torch
 from lanewise.data import LaneBatch, digest
 from lanewise.engine.buffers.buffers import StepState
 from lanewise.engine.buffers.pack import kept_buffers
-from lanewise.engine.reachable import Held, elements_of, is_used_in_lanes, setter_of, walk
+from lanewise.engine.reachable import Held, elements_of, setter_of, walk
 from lanewise.engine.step.guard.equal_state import require_equal_state
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
@@ -113,9 +113,9 @@ class Attributes(Look):
         self._before = None
         if self._num_left > 0:
             return False
-        lane, names, self._lane = self._lane, sorted(self._changed.keys() - self._harmless), None
-        if lane is not None and names and self._gives_two_results(*lane, names):
-            turn = lane[0].batch.turn
+        names = sorted(self._changed.keys() - self._harmless)
+        if self._lane is not None and names and self._gives_two_results([self._run_lane], names, {}):
+            turn = self._lane[0].batch.turn
             raise TaskError(
                 f"{', '.join(names[:3])} changed in the forward, loss or backward of lanes, and lane "
                 f"{turn.lane} of step {turn.step + 1} depends on it: run twice more, from equal weights, "
@@ -123,6 +123,8 @@ class Attributes(Look):
                 f"every number of devices would train another model. {_INSTEAD}"
             )
         self._harmless.update(names)
+        if self.num_watched in (0, NUM_LOOKS):  # nothing is watched after this step
+            self._lane = None
         return True
 
     def watched(self, run: Callable[[], T], what: str, *, until_saved: bool) -> T:
@@ -140,12 +142,15 @@ class Attributes(Look):
             is_of_a_list = isinstance(held.path[-1][0], list | deque)
             if is_of_a_list and name not in before and f"{name.rpartition('.')[0]}.0" in before:
                 found[name] = held  # and not one that was made late
-        others = self._others.values()
-        if names := [name for name, held in found.items() if is_used_in_lanes(held, others, only_reads=True)]:
+        names, runs = sorted(found.keys() - self._harmless), [self._run_lane] * (self._lane is not None)
+        if names and self._gives_two_results([*runs, run], names, before):
             self._unsaved = (
                 f"{what} changes {', '.join(names[:3])}, which no checkpoint has: a run that resumes "
                 f"would be another one. {_INSTEAD}"
             )
+        self._harmless.update(names)
+        if not self.num_watched and self._num_left <= 0:
+            self._lane = None
         if not until_saved:
             self.require_saved()
         return returned
@@ -159,29 +164,57 @@ class Attributes(Look):
         found = walk(self._reducer.replicas[0], self._others, into_datasets=False)
         return {held.name: (held, _digest(held.value)) for held in found}
 
-    def _gives_two_results(self, lane: LaneWork, kept: Any, names: Iterable[str]) -> bool:
-        """Run a lane twice, and tell whether its loss or gradient differs; put back numbers among `names`."""
-        model, digests, norms = self._reducer.replicas[0], [], []
-        numbers = [held for name, (held, _) in self._look().items() if name in names]
+    def _run_lane(self) -> object:
+        """Run the forward and the loss of the first lane."""
+        assert self._lane is not None
+        (lane, kept), model = self._lane, self._reducer.replicas[0]
+        data = copied(kept)  # which the forward may change
+        return lane.loss(lane.forward(model, data), data)
+
+    def _gives_two_results(
+        self, runs: Iterable[Callable[[], object]], names: Iterable[str], before: Seen
+    ) -> bool:
+        """Run twice, and tell whether a loss, a gradient or a weight differs; put back weights and numbers.
+
+        Args:
+            runs: what to run; in an order that all of them follow twice.
+            names: values that changed.
+            before: what they were; the second time numbers among them are those.
+        """
+        if self._reducer.forward_is_collective:  # each process would have to run again
+            return False
+        now, results = self._look(), []
         try:
-            for _ in range(2):
-                tensors: list[Any] = []
-                with kept_random_state(), kept_buffers([model]):
-                    data = copied(kept)  # which the forward may change
-                    digests.append(digest(lane.loss(lane.forward(model, data), data), tensors=tensors))
-                    roots = [tensor.sum() for tensor in tensors if tensor.requires_grad]
-                    if roots:
-                        tensors += torch.autograd.grad(roots, self._reducer.parameters, allow_unused=True)
-                norms.append([_norm(tensor) for tensor in tensors if tensor is not None])
+            for values in (now, before):
+                _put(values, names)
+                results.append([self._result_of(run) for run in runs])
         except Exception:  # noqa: BLE001 - such as of a forward that cannot run again, or of full memory
             return False
         finally:
-            for held in numbers:
-                if isinstance(held.value, int | float) and (put := setter_of(held)) is not None:
-                    put(held.value)
+            _put(now, names)
         is_repeated = self._world.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
         are_close = partial(math.isclose, rel_tol=0.0 if is_repeated else 1e-4)
-        return digests[0] != digests[1] or not all(map(are_close, *norms))
+        return any(
+            text != other or not all(map(are_close, norms, others))
+            for (text, norms), (other, others) in zip(*results, strict=True)
+        )
+
+    def _result_of(self, run: Callable[[], object]) -> tuple[str, list[float]]:
+        """Run something, and return what tells its result; put weights, buffers and random numbers back."""
+        model = self._reducer.replicas[0]
+        weights, tensors = [part.detach().clone() for part in model.parameters()], list[Any]()
+        with kept_random_state(), kept_buffers([model]):
+            text = digest(run(), tensors=tensors)
+            roots = [tensor.sum() for tensor in tensors if tensor.requires_grad]
+            if roots:
+                tensors += torch.autograd.grad(roots, self._reducer.parameters, allow_unused=True)
+            tensors += [*model.parameters(), *model.buffers()]
+            norms = [_norm(tensor) for tensor in tensors if tensor is not None]
+        with torch.no_grad():
+            for part, weight in zip(model.parameters(), weights, strict=True):
+                if not torch.equal(part, weight):
+                    part.copy_(weight)
+        return text, norms
 
     def _sums_of_step_state(self) -> dict[str, int]:
         places = self._step_state[0] if self._step_state else ()
@@ -206,6 +239,14 @@ def _changed(before: Seen, now: Seen) -> dict[str, Held]:
         for name, (held, digest_of) in before.items()
         if held.value is not None and now.get(name, (held, digest_of))[1] != digest_of
     }
+
+
+def _put(values: Seen, names: Iterable[str]) -> None:
+    """Put numbers where they are held."""
+    for name in names:
+        held = values[name][0] if name in values else None
+        if held is not None and isinstance(held.value, int | float) and (put := setter_of(held)) is not None:
+            put(held.value)
 
 
 def _norm(tensor: torch.Tensor) -> float:

@@ -161,7 +161,7 @@ def test_a_lane_that_cannot_run_again_or_whose_forward_is_collective_is_left_to_
 
 
 class Holds:
-    """A task that keeps something in its update, which other code of its reads."""
+    """A task that keeps something in its update, on which what it does to the weights depends."""
 
     def __init__(self):
         self.number, self.unread, self.queue, self.seen = 0, 0, torch.zeros(3), []
@@ -170,9 +170,9 @@ class Holds:
         self.teacher = nn.Linear(2, 2)
         self.rng = random.Random(7)
 
-    def decay(self):
-        read = self.number, self.queue, self.seen, self.table, self.names, self.state.n, self.rng
-        return read, self.teacher, getattr(self, "late", 0)
+    def shift(self):
+        kept = self.number + self.state.n + len(self.seen) + float(self.queue.sum())
+        return kept + float(self.teacher.weight.detach().sum()) + 3 * bool(self.table)
 
     def count(self):
         self.number += 1
@@ -186,9 +186,20 @@ class Holds:
 
 
 def update_twice(task, update):
-    attributes = build(nn.Linear(2, 2), task)
+    model = nn.Linear(2, 2)
+    attributes = build(model, task)
+
+    @torch.no_grad()
+    def after_update():
+        model.weight.add_(task.shift())
+        drawn = update(task)
+        model.bias.add_(drawn if isinstance(drawn, float) else 0.0)
+
     for _ in range(2):
-        attributes.watched(lambda: update(task), "after_update", until_saved=False)
+        before = model.weight.clone()
+        expected = before + task.shift()
+        attributes.watched(after_update, "after_update", until_saved=False)
+        assert torch.equal(model.weight, expected)  # also where it ran more often than once
 
 
 @pytest.mark.parametrize(
@@ -216,6 +227,12 @@ def test_what_an_update_counts_for_nobody_or_makes_once_is_right(update):
 def test_what_every_process_keeps_alike_is_refused_before_a_checkpoint_only():
     task = Holds()
     attributes = build(nn.Linear(2, 2), task)
-    assert attributes.watched(lambda: task.count() or 3, "the batch_loss of T", until_saved=True) == 3
+
+    def batch_loss():
+        task.count()
+        return 2 + task.number
+
+    assert attributes.watched(batch_loss, "the batch_loss of T", until_saved=True) == 3
+    assert task.number == 1
     with pytest.raises(TaskError, match=r"the batch_loss of T changes task\.number, which no checkpoint has"):
         attributes.require_saved()
