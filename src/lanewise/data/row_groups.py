@@ -2,6 +2,8 @@
 
 import faulthandler
 import os
+import signal
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple, final
 
@@ -197,6 +199,9 @@ def _read_footer(file: ByteFile) -> _File:
     return _File(file, footer, pa.schema(zip(fields.names, kinds, strict=True)))
 
 
+_SECONDS_TO_LOOK = 120.0
+
+
 def _ends_well(files: Sequence[_File], names: Sequence[str]) -> bool:
     """Tell whether a child can describe the row groups: a footer that contradicts itself aborts a process."""
     if not (child := os.fork()):
@@ -208,7 +213,13 @@ def _ends_well(files: Sequence[_File], names: Sequence[str]) -> bool:
             os._exit(0)
         finally:
             os._exit(1)
-    return os.waitpid(child, 0)[1] == 0
+    end = time.monotonic() + _SECONDS_TO_LOOK
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+        time.sleep(0.001)
+    if not ended[0]:  # a lock that another thread held when it was forked: then nobody has looked
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return ended[1] == 0
 
 
 def _describe(file: _File, names: Sequence[str]) -> list[tuple[int, int, list[str]]]:

@@ -125,7 +125,7 @@ class _TokenFile(NamedTuple):
             except TypeError as error:
                 raise DataError(f"dtype is {dtype!r}, which numpy doesn't know, unlike 'uint16'.") from error
             first = np.fromfile(path, np.uint16, 0 if dtype else 4096).astype(np.int64)
-            if len(first) > 7 and 256 * first[1::2].max() < first[::2].max():
+            if len(first) > 63 and 256 * first[1::2].max() < first[::2].max():
                 raise DataError(
                     f"{path} seems to hold tokens of 4 bytes, and dtype is 'uint16', the default. Give the "
                     "dtype with which it was written, as in dtype='uint32', or 'uint16' if that is right."

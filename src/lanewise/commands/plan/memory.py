@@ -168,6 +168,8 @@ class Memory:
     """The activations of a lane with its batch."""
     temporary: int = 0
     """Gathered weights, what is on its way, and what the optimizer computes with."""
+    kept_batch: int = 0
+    """A batch that the first steps keep."""
 
     @property
     def num_bytes(self) -> int:

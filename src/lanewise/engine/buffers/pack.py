@@ -284,8 +284,7 @@ def evaluating(modules: Collection[nn.Module], other: str = "") -> Iterator[None
     """Keep an evaluation, or other code so called, from changing the training: put buffers back afterwards.
 
     Raises:
-        TaskError: if it changed or replaced a parameter, or other code left a hook behind. A forward may make
-            those of its model, and so may the first one of an evaluation.
+        TaskError: if it changed or replaced a parameter, or other code left a hook; a forward may do so.
     """
     # Under fsdp other tensors stand for the parameters now and then, whose memory comes and goes.
     is_whole = not any(hasattr(part, "unshard") for root in modules for part in root.modules())

@@ -88,6 +88,8 @@ class OwnCheckpoints:
             CheckpointError: if a value cannot be saved, or differs between ranks.
             StorageError: if the previous save failed.
         """
+        for pass_ in self.prepared.passes.values():
+            pass_.feed.attributes.require_saved()
         state = self._state.take()
         self._require_equal(state)
         identity = {**self.identity, _DATASETS: list(self.datasets.identities)}

@@ -24,7 +24,7 @@ TAPE = Tape(
         Stretch(TapeMark.GRADIENT, 0, 50, 50),
         Stretch(TapeMark.END, 0, 50, 50),
     ],
-    batch_bytes=50,
+    batch_bytes=0,
     output_bytes=30,
     loss_bytes=20,
     saved_bytes=1900,

@@ -13,8 +13,10 @@ acts rarely, or is of a dataset, is found by `lanewise verify`. See decision 26.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, final
 
@@ -34,7 +36,7 @@ from lanewise.processes.device.nested import copied
 from lanewise.processes.device.random_state import kept_random_state
 from lanewise.processes.device.tensor_bytes import checksums
 from lanewise.processes.world.world import World
-from lanewise.reduce import LaneWork, Reducer
+from lanewise.reduce import Reducer
 
 NUM_LOOKS = 2
 """How many steps are looked at, one after the other."""
@@ -79,8 +81,8 @@ class Attributes(Look):
         self._num_left = NUM_LOOKS
         self.num_watched = NUM_LOOKS
         """In how many calls `watched` still looks; with 0 no lane runs again either."""
-        self._lane: tuple[LaneWork, Any] | None = None
-        """The first lane that has samples, with a copy of its data."""
+        self._lane: Any = None
+        """The first lane that has samples, with a copy of its data; None: none yet, or no longer."""
         self._changed: dict[str, Held] = {}
         self._before: Seen | None = None
 
@@ -96,7 +98,8 @@ class Attributes(Look):
         is_wanted = self.num_watched and self._lane is None and not self._reducer.forward_is_collective
         # A batch is of a loop of the user's own, whose forward is not known.
         if is_wanted and not isinstance(lane, LaneBatch) and lane.batch.has_samples:
-            self._lane = lane, copied(lane.batch.data)
+            self._lane = copy(lane)
+            self._lane.batch = replace(lane.batch, data=copied(lane.batch.data))
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """See `Look`."""
@@ -115,7 +118,7 @@ class Attributes(Look):
             return False
         names = sorted(self._changed.keys() - self._harmless)
         if self._lane is not None and names and self._gives_two_results([self._run_lane], names, {}):
-            turn = self._lane[0].batch.turn
+            turn = self._lane.batch.turn
             raise TaskError(
                 f"{', '.join(names[:3])} changed in the forward, loss or backward of lanes, and lane "
                 f"{turn.lane} of step {turn.step + 1} depends on it: run twice more, from equal weights, "
@@ -138,10 +141,6 @@ class Attributes(Look):
         returned = run()
         now = self._look()
         found = _changed(before, now)
-        for name, (held, _) in now.items():
-            is_of_a_list = isinstance(held.path[-1][0], list | deque)
-            if is_of_a_list and name not in before and f"{name.rpartition('.')[0]}.0" in before:
-                found[name] = held  # and not one that was made late
         names, runs = sorted(found.keys() - self._harmless), [self._run_lane] * (self._lane is not None)
         if names and self._gives_two_results([*runs, run], names, before):
             self._unsaved = (
@@ -166,15 +165,13 @@ class Attributes(Look):
 
     def _run_lane(self) -> object:
         """Run the forward and the loss of the first lane."""
-        assert self._lane is not None
-        (lane, kept), model = self._lane, self._reducer.replicas[0]
-        data = copied(kept)  # which the forward may change
-        return lane.loss(lane.forward(model, data), data)
+        data = copied(self._lane.batch.data)  # which the forward may change
+        return self._lane.loss(self._lane.forward(self._reducer.replicas[0], data), data)
 
     def _gives_two_results(
         self, runs: Iterable[Callable[[], object]], names: Iterable[str], before: Seen
     ) -> bool:
-        """Run twice, and tell whether a loss, a gradient or a weight differs; put back weights and numbers.
+        """Run twice, and tell whether a loss, a gradient or a weight differs; put everything back.
 
         Args:
             runs: what to run; in an order that all of them follow twice.
@@ -184,14 +181,16 @@ class Attributes(Look):
         if self._reducer.forward_is_collective:  # each process would have to run again
             return False
         now, results = self._look(), []
+        put_back = _kept([now[name][0] for name in names if name in now])
         try:
             for values in (now, before):
-                _put(values, names)
+                for name in names:
+                    _put(values.get(name))
                 results.append([self._result_of(run) for run in runs])
         except Exception:  # noqa: BLE001 - such as of a forward that cannot run again, or of full memory
             return False
         finally:
-            _put(now, names)
+            put_back()
         is_repeated = self._world.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
         are_close = partial(math.isclose, rel_tol=0.0 if is_repeated else 1e-4)
         return any(
@@ -233,20 +232,47 @@ class Attributes(Look):
 
 
 def _changed(before: Seen, now: Seen) -> dict[str, Held]:
-    """Return what has another value; what was None or absent was made late, which is no change."""
+    """Return what has another value; what was None or absent was made late, which is no change.
+
+    But a list that had items may have more.
+    """
+    grown = {
+        name: held
+        for name, (held, _) in now.items()
+        if name not in before and isinstance(held.path[-1][0], list | deque)
+    }
     return {
         name: held
         for name, (held, digest_of) in before.items()
         if held.value is not None and now.get(name, (held, digest_of))[1] != digest_of
-    }
+    } | {name: held for name, held in grown.items() if f"{name.rpartition('.')[0]}.0" in before}
 
 
-def _put(values: Seen, names: Iterable[str]) -> None:
-    """Put numbers where they are held."""
-    for name in names:
-        held = values[name][0] if name in values else None
-        if held is not None and isinstance(held.value, int | float) and (put := setter_of(held)) is not None:
-            put(held.value)
+def _put(found: tuple[Held, str] | None) -> None:
+    """Put a number where it is held."""
+    put = None if found is None else setter_of(found[0])
+    if found is not None and put is not None and isinstance(found[0].value, int | float):
+        put(found[0].value)
+
+
+def _kept(values: Sequence[Held]) -> Callable[[], None]:
+    """Return a function that puts numbers, tensors and what lists hold back to what they are now."""
+    tensors = [(held, held.value.detach().clone()) for held in values if isinstance(held.value, torch.Tensor)]
+    holders = [held.path[-1][0] for held in values]
+    lists = [(holder, [*holder]) for holder in holders if isinstance(holder, list | deque)]
+
+    def put_back() -> None:
+        for held in values:
+            _put((held, ""))
+        for held, value in tensors:
+            if (put := setter_of(held)) is not None:
+                put(held.value)
+            held.value.data.copy_(value)  # which a graph may have saved
+        for holder, items in lists:
+            holder.clear()
+            holder.extend(items)
+
+    return put_back
 
 
 def _norm(tensor: torch.Tensor) -> float:
