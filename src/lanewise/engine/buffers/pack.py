@@ -26,6 +26,7 @@ from torch import nn
 
 from lanewise.errors import MOST_SHOWN, TaskError
 from lanewise.processes.device.tensor_bytes import checksums
+from lanewise.processes.world.shards import is_sharded
 
 CHANGED, RESHAPED = 1.0, 2.0
 """The value that a lane reports for a pack whose values changed, and for one with a buffer of another form.
@@ -37,8 +38,6 @@ Form = tuple[torch.Size, torch.dtype]
 _MOST_ELEMENTS = 2**14
 """The most elements that a buffer in a shared pack may have."""
 _WIDE_DTYPES = (torch.float64, torch.complex64, torch.complex128)
-
-
 _MAKE_HOOKS = ("torch.", "transformers.", "lanewise.")
 """Packages that make hooks, or take them away, in a forward: FSDP, and models that return hidden states."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -314,7 +313,8 @@ def _state_of(
 ) -> dict[tuple[int, str], object]:
     """Return what tells whether parameters and hooks are as they were, without a copy."""
     states: dict[tuple[int, str], object] = {}
-    sums = checksums(part for *_, part in named) if is_whole else [0] * len(named)
+    own = (part.to_local() if is_sharded(part) else part for *_, part in named)
+    sums = checksums(own) if is_whole else [0] * len(named)
     for (number, name, part), total in zip(named, sums, strict=True):
         states[number, f"parameter {name}"] = id(part), part.requires_grad, part._version, part.dtype, total
     for number, root in enumerate(modules if kinds_of_hooks else ()):
