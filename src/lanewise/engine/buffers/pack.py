@@ -305,7 +305,7 @@ def _parameters_of(modules: Collection[nn.Module]) -> list[tuple[int, str, nn.Pa
 
 
 def _state_of(
-    named: Sequence[tuple[int, str, nn.Parameter]],
+    named: Sequence[tuple[int, str, Any]],
     modules: Collection[nn.Module],
     kinds_of_hooks: Sequence[str],
     *,
