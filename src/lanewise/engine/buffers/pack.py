@@ -19,7 +19,7 @@ From the first such lane on, its values are copied and compared as those of othe
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import nn
