@@ -175,8 +175,7 @@ def run_workers(
             return None
         time.sleep(_SECONDS_TO_FAIL)
         server.require_running()
-        codes_of = {place.first_rank + i: fork.poll() for i, fork in enumerate(forks)}
-        return _first_failure(channel, codes_of, files)
+        return _first_failure(channel, dict(enumerate(forks, place.first_rank)), files)
     except KeyboardInterrupt:
         _end(forks, signal.SIGINT)
         raise
@@ -185,17 +184,21 @@ def run_workers(
         store.close()
 
 
-def _first_failure(channel: Channel, codes: Mapping[int, int | None], files: JobFiles) -> Failure:
+def _first_failure(channel: Channel, forks: Mapping[int, Fork], files: JobFiles) -> Failure:
     """Return the first failure; of a worker that could not tell it, its file or its exit code is known here.
 
     Args:
         channel: of the world.
-        codes: the exit codes of the workers of this host, by rank.
+        forks: the workers of this host, by rank.
         files: of this host.
     """
+    codes = {rank: fork.poll() for rank, fork in forks.items()}
     recorded = {rank: failure for rank in codes if (failure := recorded_failure(files.error(rank)))}
     try:
         first = channel.first()
+        if first is not None and first.kind == SILENCE and first.rank in forks:
+            # Others see the end of its first thread, and the exit code comes after that of its last one.
+            codes[first.rank] = forks[first.rank].wait(_SECONDS_TO_END)
         if first is not None and (first.kind != SILENCE or not codes.get(first.rank)):
             return first
         # Those that a signal ended come before others, which missed them.
