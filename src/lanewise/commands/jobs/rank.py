@@ -137,7 +137,12 @@ def work(file: Path) -> None:
     """
     environment = Environment.from_env(os.environ)
     assert environment is not None
-    watch = _watch(environment, None)
+    try:
+        watch = _watch(environment, None)
+    except WorldError as error:  # the launcher, which keeps the store, has ended, and says why
+        from lanewise.processes.watch.watch import Watch
+
+        Watch(at_end=tidy_up_at_end).fail(error)
     try:
         written = pickle.loads(file.read_bytes())  # noqa: S301 - from our own parent
         is_remote = written["is_remote"]
