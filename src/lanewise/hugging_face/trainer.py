@@ -1,7 +1,7 @@
 """Reads a Trainer of transformers, and trains what it holds."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ def train(
     num_processes: int = 1,
     callbacks: "Sequence[Callback]" = (),
     resume: bool = False,
+    allow: Collection[str] = (),
     overwrite: bool = False,
     **sections: Any,
 ) -> TrainResult:
@@ -48,6 +49,7 @@ def train(
             devices, is `per_device_train_batch_size` x `gradient_accumulation_steps` x this.
         callbacks: observe the run on rank 0, in its process.
         resume: see `lanewise.train`.
+        allow: see `lanewise.train`.
         overwrite: see `lanewise.train`.
         sections: of the configuration, as `lanewise.train` takes them: what they say takes the place of what
             was read.
@@ -62,7 +64,7 @@ def train(
     run = read(trainer, num_processes=num_processes, **sections)
     model: Any = trainer.model
     try:
-        result = train_task(**run, callbacks=callbacks, resume=resume, overwrite=overwrite)
+        result = train_task(**run, callbacks=callbacks, resume=resume, allow=allow, overwrite=overwrite)
         load_weights(model, *find_weights(result.run_dir))
     finally:
         model.to(trainer.args.device)

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,6 +46,7 @@ def train(
     *,
     callbacks: "Sequence[Callback]" = (),
     resume: bool = False,
+    allow: Collection[str] = (),
     overwrite: bool = False,
     **sections: Any,
 ) -> TrainResult:
@@ -63,6 +64,7 @@ def train(
         val_dataloader: beside a DataLoader, the one for validation.
         callbacks: observe the run on rank 0, in its process.
         resume: see `lanewise.train`.
+        allow: see `lanewise.train`.
         overwrite: see `lanewise.train`.
         sections: of the configuration, as `lanewise.train` takes them: what a Lightning Trainer would be
             told, and what takes the place of what was read.
@@ -75,7 +77,7 @@ def train(
     """
     require_no_world("lanewise.lightning.train starts its own processes")
     run = read(module, data, val_dataloader, **sections)
-    result = train_task(**run, callbacks=callbacks, resume=resume, overwrite=overwrite)
+    result = train_task(**run, callbacks=callbacks, resume=resume, allow=allow, overwrite=overwrite)
     load_weights(module, *find_weights(result.run_dir))
     return result
 

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
@@ -13,7 +13,7 @@ from lanewise.commands.jobs.evaluate import OBJECT, evaluate_job
 from lanewise.commands.jobs.job import Job
 from lanewise.commands.jobs.start import start
 from lanewise.commands.jobs.train import TrainJob
-from lanewise.config import RunConfig
+from lanewise.config import MAY_DIFFER, RunConfig
 from lanewise.config.check import read_section
 from lanewise.config.class_path import add_search_path, is_of_script, refuse_in_import
 from lanewise.config.classes import build, check_classes
@@ -86,6 +86,7 @@ def train(
     *,
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
+    allow: Collection[str] = (),
     overwrite: bool = False,
     **sections: Unpack[Sections],
 ) -> TrainResult:
@@ -111,6 +112,7 @@ def train(
         distributed: which devices to use; `devices` unset: one, as on the command line.
         callbacks: observe the run on rank 0, in its process.
         resume: whether to go on from the newest good checkpoint in run_dir, if there is one.
+        allow: what may differ from the checkpoint on resume, such as `["optimizer"]`; see `--allow`.
         overwrite: whether to remove the run that is in run_dir, if there is one, and begin anew.
 
     Returns:
@@ -132,7 +134,13 @@ def train(
         raise ConfigError(
             "overwrite begins anew, and resume goes on: got True for both. Leave one of them out."
         )
-    job = TrainJob(config, task, tuple(callbacks), is_resumed=resume, overwrites=overwrite)
+    if allow and not resume:
+        raise ConfigError("allow says what may differ on resume: add resume=True, or leave it out.")
+    if unknown := sorted(set(allow) - set(MAY_DIFFER)):
+        raise ConfigError(
+            f"allow lists what may differ, out of {', '.join(MAY_DIFFER)}: got {', '.join(unknown)}."
+        )
+    job = TrainJob(config, task, tuple(callbacks), resume, tuple(allow), overwrite)
     result = _start(job)
     return TrainResult(**{**result, "run_dir": Path(result["run_dir"]), "task": task})
 

@@ -59,6 +59,19 @@ def test_a_callback_of_another_library_is_refused_before_anything_starts(monkeyp
         train(Smooth(), **SECTIONS, callbacks=[Callback(), EarlyStopping()])
 
 
+def test_what_may_differ_on_resume_is_said_from_python_as_on_the_command_line(monkeypatch):
+    """A resume named `--allow` as its remedy, which lanewise.train did not have."""
+    jobs = []
+    result = {"run_dir": "runs", "step": 1, "evaluation": {}, "best_step": None, "best_value": None}
+    monkeypatch.setattr(api, "start", lambda job, **_: jobs.append(job) or result)
+    train(Smooth(), **SECTIONS, resume=True, allow=["optimizer"])
+    assert (jobs[0].is_resumed, jobs[0].allow, jobs[0].overwrites) == (True, ("optimizer",), False)
+    with pytest.raises(ConfigError, match=r"add resume=True, or leave it out"):
+        train(Smooth(), **SECTIONS, allow=["optimizer"])
+    with pytest.raises(ConfigError, match=r"out of lanes, .*: got lr\."):
+        train(Smooth(), **SECTIONS, resume=True, allow=["lr", "seed"])
+
+
 class Composed(Smooth):
     """Gets a part of a configuration that another library composed."""
 
