@@ -156,7 +156,7 @@ def test_torchrun_is_refused():
 
 
 def test_arguments_become_sections_and_what_is_given_comes_before():
-    best = {"metric": "hard/metrics/accuracy", "mode": "max"}
+    best = {"metric": "hard_old/metrics/accuracy", "mode": "max"}
     assert call("sections", {}) == {
         "batch": {"global_batch_size": 16, "micro_batch_size": 4},
         "train": {"run_dir": "unused", "seed": 42, "epochs": None, "max_steps": 5},

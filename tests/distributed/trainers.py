@@ -258,8 +258,8 @@ def sections(world: Any, given: dict[str, Any]) -> dict[str, Any]:
             output_dir="unused",
             eval_strategy="steps",
             eval_steps=4,
-            eval_dataset={"easy": [1], "hard": [1]},
-            metric_for_best_model="eval_hard_accuracy",
+            eval_dataset={"easy": [1], "hard": [1], "hard_old": [1]},  # the first name begins the other
+            metric_for_best_model="eval_hard_old_accuracy",
             callbacks=[EarlyStoppingCallback(2, 0.5)],
             load_best_model_at_end=False,
         ),

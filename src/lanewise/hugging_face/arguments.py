@@ -167,6 +167,6 @@ def _metric_name(trainer: Trainer) -> str:
     """Return what a run calls `metric_for_best_model`."""
     name = (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {}
-    of_set = next((key for key in sets if name.startswith(f"{key}_")), None)
+    of_set = max((key for key in sets if name.startswith(f"{key}_")), key=len, default=None)
     metric = name.removeprefix(f"{of_set}_") if of_set else name
     return f"{of_set or 'eval'}/{metric if metric == 'loss' else f'{METRICS}/{metric}'}"
