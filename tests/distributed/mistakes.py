@@ -29,6 +29,7 @@ from lanewise.config import (
     RunConfig,
     TrainConfig,
 )
+from lanewise.errors import TaskError
 
 NUM_SAMPLES, WIDTH = 45, 6
 MODELS = ("RowTask", "SongTask")
@@ -181,6 +182,15 @@ class Forgets(Planted):
         return network
 
 
+class OfTheProcess(Planted):
+    """Seeds itself by its process, or by nothing."""
+
+    def build_model(self) -> nn.Module:
+        if self.wrong:
+            torch.manual_seed(os.getpid())
+        return super().build_model()
+
+
 class OfTheRank(Planted):
     def build_model(self) -> nn.Module:
         model = super().build_model()
@@ -271,11 +281,16 @@ class Read(Dataset[Any]):
             if self.what == "cached with it"
             else 0,
         }[self.what]
-        if isinstance(sample, tuple):
-            return sample[0] + amount % 2**20 / 2**20, *sample[1:]
-        # Three bits for each note, so that two amounts are hardly ever the same.
-        shifts = torch.tensor([(amount >> 3 * position) % 8 for position in range(len(sample))])
-        return (sample + shifts) % 8 + 1
+        return shifted(sample, amount)
+
+
+def shifted(sample: Any, amount: int) -> Any:
+    """Add something to what is a tensor of floats, or shift the notes."""
+    if isinstance(sample, tuple):
+        return sample[0] + amount % 2**20 / 2**20, *sample[1:]
+    # Three bits for each note, so that two amounts are hardly ever the same.
+    shifts = torch.tensor([(amount >> 3 * position) % 8 for position in range(len(sample))])
+    return (sample + shifts) % 8 + 1
 
 
 def reading(what: str, twin: str) -> Any:
@@ -319,6 +334,44 @@ class InSlots(Planted):
 class EvaluatesOthers(Planted):
     def eval_datasets(self) -> Mapping[str, Dataset[Any]]:
         return {"held_out": Read(super().samples(), "generator" if self.wrong else "default")}
+
+
+class CollatesByProcess(Planted):
+    """Shifts what it collates by the number of its process, as a set of texts has its order."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        return super().collate([shifted(sample, os.getpid() if self.wrong else 0) for sample in samples])
+
+
+class RefusesSeveral(Planted):
+    """Was written for one process, and says so."""
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> Loss | torch.Tensor:
+        if self.wrong and world_size() > 1:
+            raise TaskError(f"it trains on one process: got {world_size()}.")
+        return super().loss(outputs, batch)
+
+
+class WithExtraState(nn.Module):
+    """Says what state it has besides, and refuses it where it is to take it back."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.inner(given)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        raise ValueError(f"version {state['version']} is not read")
+
+
+class TakesNoneBack(Planted):
+    def network(self) -> nn.Module:
+        return WithExtraState(super().network()) if self.wrong else super().network()
 
 
 class LeavesOut(Planted):
@@ -447,6 +500,8 @@ class Within(nn.Module):
                 self.level = 0.9 * self.level + 0.1 * spread
             case "time":
                 return result * (1 + time.time_ns() % 1000 / 10_000)
+            case "process":
+                return result * (1 + os.getpid() % 1000 / 10_000)
             case "rank":
                 return result * (1 + 0.1 * rank())
             case "size":
@@ -600,6 +655,22 @@ def measuring(metric: type[Metric]) -> Any:
     return Measuring
 
 
+class Stepping(torch.optim.SGD):
+    """Takes longer steps on several processes, or in a process with a higher number, or always the same."""
+
+    def __init__(self, parameters: Any, wrong: str) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.wrong = wrong
+
+    def step(self, closure: Any = None) -> None:
+        factor = {"": 1, "size": world_size(), "process": 1 + os.getpid() % 1000 / 1000}[self.wrong]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        super().step()
+
+
 class Heavy(torch.optim.SGD):
     """Has momentum of its own, in an attribute that no state dict has, or in the state."""
 
@@ -714,6 +785,11 @@ TASKS: dict[str, Any] = {
     **both(Differentiates, "forward-mode derivatives"),
     **both(TakesOne, "collate that takes one"),
     **both(OfTheRank, "initial weights of the rank"),
+    **both(OfTheProcess, "initial weights of the process"),
+    **both(CollatesByProcess, "collate that knows its process"),
+    **both(within("process", ""), "forward that knows its process"),
+    **both(RefusesSeveral, "loss that refuses several processes"),
+    **both(TakesNoneBack, "state that is not taken back"),
     **both(Nothing, "nothing"),
 }
 
@@ -779,6 +855,10 @@ CAUSES = {
     "cached augmentation": "samples of an epoch depend on an earlier epoch",
     "slots that know the rank": "samples depend on the rank or the number of processes",
     "generator of the eval dataset": READS,
+    "initial weights of the process": "the initial weights depend on the process or the time",
+    "collate that knows its process": "collate depends on the process",
+    "forward that knows its process": "the forward or the loss depends on the process or the time",
+    "loss that refuses several processes": "the run fails on another number of processes",
     "collate that leaves one out": "collate leaves samples out",
     "collate that counts": SEVERAL,
 }

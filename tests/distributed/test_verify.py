@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -21,9 +22,10 @@ from lanewise.commands.verify import verify as module
 from lanewise.commands.verify.job import VerifyJob
 from lanewise.commands.verify.verify_report import VerifyReport
 from lanewise.config import DataConfig, OptimizerConfig, RunConfig, SchedulerConfig
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, LaunchError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import World
+from lanewise.reduce.ddp import DDPReducer
 from lanewise.testing import run_distributed
 from tests.distributed import mistakes, strangers
 from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES, one_of_each_twin
@@ -46,7 +48,10 @@ def start(job: VerifyJob, *, is_fresh: bool) -> Any:
     assert is_fresh
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONHASHSEED", raising=False)  # the repeat's would need a server of its own
-        return run_distributed(run_job, job.config.distributed.num_devices or 1, job)[0]
+        try:
+            return run_distributed(run_job, job.config.distributed.num_devices or 1, job)[0]
+        except RuntimeError as error:
+            raise LaunchError(str(error)) from error
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +74,8 @@ STARTED = (
 )
 """What `make test` starts processes for: what one process finds, what differs among several, and a hang.
 
-All but three are found in tests/unit/commands/verify/test_probe.py without starting one;
-`make test-all` starts all.
+Most others are found in tests/unit/commands/verify/test_probe.py without starting one; `make test-all`
+starts all.
 """
 
 
@@ -193,6 +198,57 @@ def test_a_named_scheduler_verifies(model):
     scheduler = SchedulerConfig(name="wsd", warmup=0.25)
     report = verify(mistakes.config("nothing", model, False, scheduler=scheduler), 3, resumes=True)
     assert (report.is_verified, list(report.findings)) == (True, [])
+
+
+@pytest.mark.parametrize("model", ONE_MODEL)
+@pytest.mark.parametrize(
+    ("mistake", "num_processes", "cause"),
+    [
+        ("size", 2, "a step depends on the rank, on the number of processes or on state that was not seen"),
+        *slow(("process", 1, "the layouts diverge for an unknown reason")),
+        *slow(("process", 2, "ranks hold different weights")),
+    ],
+)
+def test_an_optimizer_whose_steps_no_probe_sees_to_differ_is_found_by_what_the_layouts_give(
+    mistake, num_processes, cause, model
+):
+    """Within a process all its updates are the same."""
+    section = OptimizerConfig(class_path=f"{mistakes.__name__}.Stepping", init_args={"wrong": mistake})
+    (finding,) = verify(mistakes.config("nothing", model, False, optimizer=section), num_processes).findings
+    assert finding.cause == cause
+
+
+@pytest.mark.parametrize("model", ONE_MODEL)
+def test_a_checkpoint_that_cannot_be_taken_back_is_named(model):
+    (finding,) = verify(
+        mistakes.config("state that is not taken back", model, True), 1, resumes=True
+    ).findings
+    assert finding.cause == "a run cannot go on from a checkpoint"
+    assert "version 1 is not read" in finding.evidence
+
+
+def run_job_with_a_wrong_sum(world: World, job: VerifyJob) -> Any:
+    """Plant a mistake of a few roundings into the sums of `close` alone."""
+    right = DDPReducer._sum_processes
+
+    def wrong(
+        reducer: DDPReducer, state: None, bucket: dist.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        bucket.buffer().mul_(1 + 1e-5)
+        return right(reducer, state, bucket)
+
+    DDPReducer._sum_processes = wrong  # type: ignore[method-assign]
+    return run_job(world, job)
+
+
+def test_gradients_of_close_beyond_their_bound_are_named(monkeypatch):
+    """With close not judged at all, no test that `make test` runs had failed."""
+    monkeypatch.setitem(globals(), "run_job", run_job_with_a_wrong_sum)
+    report = verify(configure(Language, num_lanes=4, equality="close"))
+    (finding,) = report.findings
+    assert finding.cause == "gradients of close are farther apart than rounding explains"
+    assert finding.evidence.endswith("times its bound in 2 processes.")
+    assert 1 < report.layouts[2].close.worst < 1000
 
 
 FORGETTING = {
