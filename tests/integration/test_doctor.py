@@ -92,11 +92,9 @@ def test_this_machine_alone_has_nothing_to_measure(tmp_path):
 def test_processes_of_this_machine_are_measured_in_both_directions(tmp_path):
     report = tmp_path / "report.json"
     config = write_config(tmp_path)
-    done = run_here("doctor", config, "--distributed.devices", 2, "--json", report).require_success()
+    run_here("doctor", config, "--distributed.devices", 2, "--json", report).require_success()
     found = json.loads(report.read_text())
     assert rates(found).keys() == {("rank 0", "rank 1"), ("rank 1", "rank 0")}
-    figure = f"{min(rates(found).values()):.3g}"
-    assert f"lanewise plan {config} --devices 2 --link-gbit {figure}" in done.stdout
     assert not (tmp_path / "run").exists()
 
 
@@ -200,5 +198,4 @@ def test_a_host_that_sends_slowly_is_named(cluster, tmp_path):
         subprocess.run(host.enter("tc", "qdisc", "delete", *of_link), check=True)
     assert faults(report) == {("node1", "link")}
     assert rates(report)["node1", "node0"] == pytest.approx(0.04, rel=0.25)
-    assert report["link_gbit"] == pytest.approx(rates(report)["node1", "node0"])
     assert "node1: it sends only " in printed

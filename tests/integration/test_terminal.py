@@ -22,7 +22,7 @@ COMMANDS = (
     "predict runs/mnist --output digits.jsonl",
     "audit runs/mnist",
     "checkpoints runs/mnist",
-    "plan mnist.yaml --devices=1,2,16,100000 --tflops=1 --link-gbit=100 --memory-gib=1",
+    "plan mnist.yaml --devices=1,2,16,100000 --memory-gib=1",
     "verify mnist.yaml --devices=2 --steps=1 --distributed.equality=exact",
     "train mnist.yaml --train.run_dir=runs/other --task.init_args.nonsense=1 --optimizer.init_args.lr=fast",
 )

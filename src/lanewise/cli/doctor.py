@@ -27,7 +27,7 @@ def doctor(arguments: Arguments) -> int:
         show(f"importing {config.task.class_path if config else 'torch'}")
         from lanewise.commands.doctor.doctor import doctor as run
 
-        report = run(config, f"lanewise plan {file or 'CONFIG'}", arguments[_EXPECTED], show)
+        report = run(config, arguments[_EXPECTED], show)
     show_result(report, file or "this machine", arguments[JSON])
     return 0 if report.is_sound else 1
 

@@ -35,24 +35,17 @@ _DEVICES = Argument[Sequence[int]](
     "--devices", "numbers of devices; 1,2,4,8 if left out", "A,B", read_counts, (1, 2, 4, 8)
 )
 _MEMORY = amount("--memory-gib", "memory of a device, in GiB", "GIB", 2**30)
-_LINK = amount("--link-gbit", "what a device can send to others, in gigabits per second", "GBIT", 1e9 / 8)
-_TFLOPS = amount("--tflops", "what a device reaches in training, in 10^12 operations per second", "N", 1e12)
-_TIME_LANE = flag(
-    "--time-lane", "instead of --tflops: takes the time of a lane and of an update on this machine's CPU"
-)
 _LARGEST = flag(
     "--largest-micro-batch",
     "instead of a table: measures on a device of this machine, and prints the largest micro-batch that fits",
 )
-_PARTS = flag("--parts", "says for each row what its memory is made of, whether it fits and what limits it")
-_OF_TABLE = (_DEVICES, _MEMORY, _LINK, _TFLOPS, _TIME_LANE, _PARTS)
+_PARTS = flag("--parts", "says for each row what its memory is made of, and whether it fits")
+_OF_TABLE = (_DEVICES, _MEMORY, _PARTS)
 
 
 def plan(arguments: Arguments) -> int:
     """Say what a run needs; the exit code is 1 if nothing fits."""
     require_no_world("plan runs in one process")
-    if arguments[_TFLOPS] is not None and arguments[_TIME_LANE]:
-        raise ConfigError("--tflops and --time-lane both give the time of a lane: leave one of them out.")
     # The numbers of devices are those of --devices.
     replaced = [Override("distributed.devices", "null")]
     if arguments[_LARGEST]:
@@ -77,15 +70,12 @@ def plan(arguments: Arguments) -> int:
             print(f"batch: {{global_batch_size: {batch.global_batch_size}, micro_batch_size: {size}}}")
             return 0
         from lanewise.commands.plan.plan import plan as run
-        from lanewise.commands.plan.result import Machine
 
         report = run(
             config,
             arguments[_DEVICES],
-            Machine(memory_bytes=arguments[_MEMORY], link_bytes_per_second=arguments[_LINK]),
+            memory_bytes=arguments[_MEMORY],
             untrusted=untrusted,
-            flops_per_second=arguments[_TFLOPS],
-            times_lane=arguments[_TIME_LANE],
             show=show,
         )
     report = replace(report, shows_parts=arguments[_PARTS])
@@ -97,8 +87,8 @@ COMMAND = Command(
     name="plan",
     text="""\
 Says before a training what it needs under every reducer, with and without activation checkpointing: memory
-of a device, what it sends in a step, and how long a step takes. One lane is measured, on tensors without
-memory where the task lets it; the rest are formulas, for any number of devices. With --largest-micro-batch,
+of a device, and what it sends in a step. One lane is measured, on tensors without memory where the task lets
+it; the rest are formulas, for any number of devices. With --largest-micro-batch,
 steps are taken on one device instead. Nothing is written to run_dir.""",
     run=plan,
     operands=(CONFIG,),

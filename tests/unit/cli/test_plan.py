@@ -55,8 +55,7 @@ def test_the_exit_code_is_1_where_nothing_fits(config, capsys):
     ("arguments", "message"),
     [
         (["--devices", "0"], "--devices must list numbers from 1 on, such as 1,2,4: got '0'."),
-        (["--tflops", "-1"], "--tflops must be a number greater than 0: got '-1'."),
-        (["--tflops", "1", "--time-lane"], "leave one of them out"),
+        (["--memory-gib", "-1"], "--memory-gib must be a number greater than 0: got '-1'."),
         (
             ["--batch.micro_batch_size", "auto"],
             "Write the number that `lanewise plan CONFIG --largest-micro-batch` prints.",

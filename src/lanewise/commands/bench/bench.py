@@ -16,7 +16,7 @@ from lanewise.commands.bench.training import Trained, TrainingJob
 from lanewise.commands.bench.tune import tune
 from lanewise.commands.jobs.start import check_here, launch_unseen
 from lanewise.commands.plan.plan import plan
-from lanewise.commands.plan.result import Machine, Plan
+from lanewise.commands.plan.result import Plan
 from lanewise.config import Equality, ReducerName, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
@@ -109,7 +109,7 @@ def _plans(config: RunConfig, devices: Sequence[int], show: Show) -> tuple[Mappi
     try:
         for equality in GRADES:
             of_grade = replace(config, distributed=replace(config.distributed, equality=equality))
-            plans[equality] = plan(of_grade, devices, Machine(), show=show)
+            plans[equality] = plan(of_grade, devices, show=show)
     except LanewiseError as error:
         return {}, text_of(error)
     return plans, ""

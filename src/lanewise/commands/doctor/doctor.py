@@ -35,7 +35,6 @@ _KEEPS_FROM_COMPUTING = ("connection", "folder", "versions", "network")
 
 def doctor(
     config: RunConfig | None,
-    plan: str,
     expected_gbit: float | None = None,
     show: Callable[[str], object] = lambda _: None,
 ) -> DoctorReport:
@@ -43,7 +42,6 @@ def doctor(
 
     Args:
         config: what would be trained; None: this machine with all its devices.
-        plan: how to call `lanewise plan`.
         expected_gbit: what every link must reach, in gigabits per second.
         show: takes what is being done.
 
@@ -91,7 +89,7 @@ def doctor(
         )
         for host in hosts
     ]
-    return DoctorReport(hosts=rows, faults=faults, notes=notes, measured=measured, ends=ends, plan=plan)
+    return DoctorReport(hosts=rows, faults=faults, notes=notes, measured=measured, ends=ends)
 
 
 def _configuration() -> RunConfig:

@@ -43,8 +43,6 @@ class DoctorReport:
     """What was measured between the hosts; None where nothing could be."""
     ends: Sequence[str]
     """The names of what the links connect."""
-    plan: str
-    """How to call `lanewise plan`, up to what is measured."""
 
     @property
     def is_sound(self) -> bool:
@@ -85,13 +83,7 @@ class DoctorReport:
                 {**asdict(link), "source": self.ends[link.source], "target": self.ends[link.target]}
                 for link in self._links
             ],
-            "link_gbit": self.link_gbit,
         }
-
-    @property
-    def link_gbit(self) -> float | None:
-        """What a process can send to the others, over the slowest link, as `lanewise plan --link-gbit`."""
-        return min((link.gbit / link.num_processes for link in self._links), default=None)
 
     @property
     def _links(self) -> Sequence[Link]:
@@ -140,7 +132,6 @@ class DoctorReport:
         )
         if measured.shares_memory:
             yield "note: processes that train on CPUs of one machine share memory, which is faster than this"
-        yield f"{self.plan} --devices {reduced.world_size} --link-gbit {self.link_gbit:.3g}"
 
     def _host_to_json(self, host: HostRow) -> dict[str, Any]:
         hello, clock = host.hello, host.clock

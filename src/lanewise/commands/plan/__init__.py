@@ -1,1 +1,1 @@
-"""Says before a training what memory, traffic and time it needs on any number of devices."""
+"""Says before a training what memory and traffic it needs on any number of devices."""

@@ -5,7 +5,7 @@ from typing import Unpack
 
 from lanewise.commands.jobs.api import Sections, config_of
 from lanewise.commands.plan.plan import plan as plan_config
-from lanewise.commands.plan.result import Machine, Plan
+from lanewise.commands.plan.result import Plan
 from lanewise.config.class_path import refuse_in_import
 from lanewise.errors import raised_at_call
 from lanewise.processes.device.random_state import kept_random_state
@@ -19,8 +19,6 @@ def plan(
     *,
     devices: Sequence[int] = (1, 2, 4, 8),
     memory_gib: float | None = None,
-    link_gbit: float | None = None,
-    tflops: float | None = None,
     **sections: Unpack[Sections],
 ) -> Plan:
     """Say what a run needs under every reducer before it is trained, as `lanewise plan` does.
@@ -31,12 +29,10 @@ def plan(
         task: what would be trained.
         devices: numbers of devices.
         memory_gib: memory of a device, in GiB; None: nobody asks whether a row fits.
-        link_gbit: what a device can send to others, in gigabits per second; None: no time of a link is known.
-        tflops: what a device reaches in training, in 10^12 operations per second; None: no time is known.
         sections: of the configuration, as `lanewise.train` takes them; its reducer and devices do not matter.
 
     Returns:
-        A row for each reducer and number of devices: print it, or read `rows` and `fastest`.
+        A row for each reducer and number of devices: print it, or read `rows`.
 
     Raises:
         ConfigError: lists every mistake in the sections; or the loss is of all samples of a step.
@@ -45,10 +41,6 @@ def plan(
     """
     refuse_in_import("lanewise.plan")
     require_no_world("plan runs in one process")
-    machine = Machine(
-        memory_bytes=None if memory_gib is None else memory_gib * 2**30,
-        link_bytes_per_second=None if link_gbit is None else link_gbit * 1e9 / 8,
-    )
-    flops = None if tflops is None else tflops * 1e12
+    memory_bytes = None if memory_gib is None else memory_gib * 2**30
     with kept_random_state():
-        return plan_config(config_of(task, **sections), devices, machine, task, flops_per_second=flops)
+        return plan_config(config_of(task, **sections), devices, task, memory_bytes=memory_bytes)

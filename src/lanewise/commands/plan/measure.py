@@ -6,9 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
-from statistics import median
-from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,18 +15,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lanewise.commands.plan.memory import Measured
 from lanewise.commands.plan.model import weights_of, with_tensors
 from lanewise.commands.plan.real_sizes import RealSizes
-from lanewise.commands.plan.record import count_flops, record_tape, run_lane
+from lanewise.commands.plan.record import count_flops, record_tape
 from lanewise.commands.plan.update import measure_update
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch, LaneSource
 from lanewise.engine.precision import Precision
 from lanewise.engine.run.build import build_model, build_run_loader, build_task, transform
-from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.engine.step.lanes import LaneRunner, TaskLane
 from lanewise.engine.transforms import compare_runs
 from lanewise.errors import ConfigError, LanewiseError, text_of
 from lanewise.lanes import Placement
-from lanewise.processes.device.allocator import set_malloc
 from lanewise.processes.device.nested import copied, map_leaves, tensors_in
 from lanewise.processes.world.world import LocalWorld
 from lanewise.reduce import find_blocks
@@ -36,7 +32,6 @@ from lanewise.reduce.blocks import repeated_blocks
 from lanewise.task import Task
 
 _NUM_BATCHES = 16
-_NUM_TIMES = 7
 _CPU = torch.device("cpu")
 
 
@@ -88,37 +83,6 @@ def measure(config: RunConfig, batch: LaneBatch, device_type: str, task: Task | 
         except Exception as error:  # noqa: BLE001 - whatever code may raise to which values matter
             why_real = f"{type(error).__name__}: {text_of(error)}".splitlines()[0]
     return replace(_measure(config, batch, device_type, task, None), why_real=why_real)
-
-
-class Seconds(NamedTuple):
-    """How long a process takes for the parts of a step."""
-
-    lane: float
-    """The forward, loss and backward of a lane."""
-    update: float = 0.0
-    """The step of an optimizer that has all parameters."""
-
-
-def time_lane(config: RunConfig, batch: LaneBatch, given: Task | None = None) -> Seconds:
-    """Take the times on the CPU of this machine, as a process of the run would: the median of several."""
-    task = build_task(config, given)
-    model = _transformed(build_model(task, config.train.seed), config)
-    optimizer = build_optimizer(config, task, model)
-    times, num_threads = [], torch.get_num_threads()
-    set_malloc(keeps_freed=config.memory.activation_checkpointing is None)
-    torch.set_num_threads(config.distributed.threads)
-    try:
-        for _ in range(1 + _NUM_TIMES):
-            lane = _lane(config, task, replace(batch, data=copied(batch.data)))
-            start = perf_counter()
-            run_lane(model, lane)
-            middle = perf_counter()
-            optimizer.step()
-            times.append((middle - start, perf_counter() - middle))
-            optimizer.zero_grad()
-    finally:
-        torch.set_num_threads(num_threads)
-    return Seconds(*map(median, zip(*times[1:], strict=True)))  # the first one makes what others find
 
 
 def _measure(

@@ -1,12 +1,12 @@
-"""Makes a row for every setting: what it needs, how fast it is, and whether it fits."""
+"""Makes a row for every setting: what it needs, and whether it fits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from lanewise.commands.plan.formulas import peak_memory, traffic_of
-from lanewise.commands.plan.measure import Seconds, largest_batch, measure, time_lane
-from lanewise.commands.plan.memory import Setting, updated_parts
-from lanewise.commands.plan.result import FRAGMENTATION, Machine, Plan, Row
+from lanewise.commands.plan.formulas import peak_memory, sent_bytes
+from lanewise.commands.plan.measure import largest_batch, measure
+from lanewise.commands.plan.memory import Setting
+from lanewise.commands.plan.result import FRAGMENTATION, Plan, Row
 from lanewise.config import REDUCERS, ActivationCheckpointingConfig, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
@@ -22,12 +22,10 @@ _MOST_DEVICES_OF_A_MACHINE = 16
 def plan(
     config: RunConfig,
     devices: Sequence[int],
-    machine: Machine,
     task: Task | None = None,
     *,
+    memory_bytes: float | None = None,
     untrusted: Sequence[str] = (),
-    flops_per_second: float | None = None,
-    times_lane: bool = False,
     show: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Say what a run needs under every reducer, on numbers of devices, with and without checkpointing.
@@ -37,11 +35,9 @@ def plan(
     Args:
         config: the run; nothing is written to its run_dir. Its reducer and devices do not matter.
         devices: numbers of devices.
-        machine: memory and link of a device.
         task: what the user gave as an object; None: the configuration names it.
+        memory_bytes: of a device; None: not known.
         untrusted: folders that no code may come from.
-        flops_per_second: of a device in a forward and backward, which gives the time of a lane.
-        times_lane: whether to measure that time, and that of an update, on the CPU of this machine instead.
         show: called with what is being done.
 
     Raises:
@@ -69,15 +65,10 @@ def plan(
     unused = 0 if device_type == "cpu" else FRAGMENTATION / (1 - FRAGMENTATION)
     rows: list[Row] = []
     for variant, measured in zip(variants, measurements, strict=True):
-        seconds = None if flops_per_second is None else Seconds(measured.num_flops / flops_per_second)
-        if times_lane:
-            show("timing lanes")
-            seconds = time_lane(variant, batch, task)
         for setting in _settings(config.batch.num_lanes, devices):
             if setting.kind.shards_weights and measured.why_no_fsdp:
                 continue
             memory = peak_memory(measured, setting)
-            num_parts, _ = updated_parts(measured, setting)
             rows.append(
                 Row(
                     setting,
@@ -85,10 +76,8 @@ def plan(
                     global_batch_size=setting.num_lanes * config.batch.micro_batch_size,
                     memory=memory,
                     fragmentation_bytes=int(unused * memory.num_bytes),
-                    traffic=traffic_of(measured, setting),
-                    machine=machine,
-                    lane_seconds=seconds and seconds.lane,
-                    update_seconds=seconds.update / num_parts if seconds else 0.0,
+                    sent_bytes=sent_bytes(measured, setting),
+                    limit_bytes=memory_bytes,
                 )
             )
     rows.sort(key=lambda row: row.setting.num_devices)

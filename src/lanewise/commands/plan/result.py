@@ -1,4 +1,4 @@
-"""A plan as it is shown: a table, what does not fit, and the fastest row that fits."""
+"""A plan as it is shown: a table, and what fits."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.table import Table
 
-from lanewise.commands.plan.formulas import Traffic
 from lanewise.commands.plan.memory import Measured, Memory, Setting
 from lanewise.commands.printed import Printed
 from lanewise.config import RunConfig
@@ -17,30 +16,6 @@ from lanewise.data import LaneBatch
 FRAGMENTATION = 0.15
 """Part of what CUDA's caching allocator reserves that nothing can use: the mean that GMLake found, and took
 away, in the fine-tuning of eight language models (https://arxiv.org/abs/2401.08156); up to 0.33 there."""
-_BACKWARD = 2 / 3
-"""Part of a lane's time that its backward takes: two products for each one of the forward."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What is given of the devices; None: not known."""
-
-    memory_bytes: float | None = None
-    link_bytes_per_second: float | None = None
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """How long a step takes, in seconds."""
-
-    compute: float
-    exposed: float
-    """Communication that no computation hides."""
-
-    @property
-    def total(self) -> float:
-        """The step, without what the loader takes."""
-        return self.compute + self.exposed
 
 
 @dataclass(frozen=True)
@@ -53,11 +28,10 @@ class Row:
     """The configured one, or the smallest that gives every device a lane."""
     memory: Memory
     fragmentation_bytes: int
-    traffic: Traffic
-    machine: Machine
-    lane_seconds: float | None
-    update_seconds: float = 0.0
-    """What the optimizer takes, of what the process updates."""
+    sent_bytes: float
+    """What the process sends in a step."""
+    limit_bytes: float | None
+    """The memory of a device; None: not known."""
 
     @property
     def num_bytes(self) -> int:
@@ -67,34 +41,7 @@ class Row:
     @property
     def fits(self) -> bool:
         """Whether the memory is enough, as far as that is known."""
-        return self.machine.memory_bytes is None or self.num_bytes <= self.machine.memory_bytes
-
-    @property
-    def sent_bytes(self) -> float:
-        """What the process sends in a step."""
-        return self.traffic.num_bytes(self.setting.num_lanes_each)
-
-    @property
-    def link_seconds(self) -> float | None:
-        """How long the link is busy in a step; None where its speed is not known."""
-        speed = self.machine.link_bytes_per_second
-        return 0.0 if not self.sent_bytes else None if speed is None else self.sent_bytes / speed
-
-    @property
-    def step(self) -> StepTime | None:
-        """How long a step takes; None where the lane's time, or the link's speed, is not known."""
-        if self.lane_seconds is None or self.link_seconds is None:
-            return None
-        num_lanes, speed = self.setting.num_lanes_each, self.machine.link_bytes_per_second or 1.0
-        exposed = self.traffic.between / speed
-        exposed += num_lanes * max(0.0, self.traffic.of_each_lane / speed - self.lane_seconds)
-        exposed += max(0.0, self.traffic.of_last_backward / speed - _BACKWARD * self.lane_seconds)
-        return StepTime(num_lanes * self.lane_seconds + self.update_seconds, exposed)
-
-    @property
-    def samples_per_second(self) -> float | None:
-        """The speed by which settings are compared, since their global batches may differ."""
-        return None if self.step is None else self.global_batch_size / self.step.total
+        return self.limit_bytes is None or self.num_bytes <= self.limit_bytes
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,17 +56,7 @@ class Plan(Printed):
     """What was measured without activation checkpointing and, where there are blocks for it, with it."""
     rows: Sequence[Row]
     shows_parts: bool = False
-    """Whether a line for each row says what its memory is made of, and what limits it."""
-
-    @property
-    def fastest(self) -> Row | None:
-        """The row with most samples per second, of those that fit; None where times are not known.
-
-        One with another global batch, which is another model, only where no row has the configured one.
-        """
-        timed = [row for row in self.rows if row.fits and row.samples_per_second is not None]
-        timed = [row for row in timed if not self._is_of_another_batch(row)] or timed
-        return max(timed, key=lambda row: row.samples_per_second or 0.0, default=None)
+    """Whether a line for each row says what its memory is made of, and whether it fits."""
 
     def heading(self) -> str:
         """Say what was measured."""
@@ -144,18 +81,14 @@ class Plan(Printed):
         return table
 
     def lines(self) -> Iterator[str]:
-        """Say what the table does not show; the last line is the choice."""
+        """Say what the table does not show."""
         yield from (f"note: {note}" for note in self._notes())
         if self.shows_parts:
             yield from (f"{_name(row)}: {'; '.join(_details(row))}" for row in self.rows)
         elif too_large := [_name(row) for row in self.rows if not row.fits]:
             yield f"too large: {'; '.join(too_large)}"
-        if fastest := self.fastest:
-            yield f"fastest that fits: {_name(fastest)}, {fastest.samples_per_second:,.4g} samples/s"
-        elif not any(row.fits for row in self.rows):
+        if not any(row.fits for row in self.rows):
             yield "nothing fits: use a smaller batch.micro_batch_size, or more devices with fsdp"
-        else:
-            yield "which is fastest is not known: give --tflops or --time-lane, and --link-gbit"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
@@ -207,7 +140,6 @@ class Plan(Printed):
 
 def _cells(row: Row) -> dict[str, str]:
     """Return a line of the table, by column; empty for nothing, and for what is not known."""
-    seconds = row.step and row.step.total
     return {
         "devices": f"{row.setting.num_devices:,}",
         "lanes": f"{row.setting.num_lanes_each:,}",
@@ -215,7 +147,6 @@ def _cells(row: Row) -> dict[str, str]:
         "recompute": "yes" if row.is_checkpointed else "",
         "memory": _size(row.num_bytes),
         "sent": _size(row.sent_bytes) if row.sent_bytes else "",
-        "step, s": f"{seconds:.3g}" if seconds else "",
     }
 
 
@@ -226,18 +157,12 @@ def _name(row: Row) -> str:
 
 
 def _details(row: Row) -> Iterator[str]:
-    """Say what the memory is made of, whether it is enough, and what limits the speed, as far as is known."""
+    """Say what the memory is made of, and whether it is enough where that is known."""
     parts = {**asdict(row.memory), "allowance": row.fragmentation_bytes}
     largest_first = sorted(parts.items(), key=itemgetter(1), reverse=True)
     yield ", ".join(f"{name} {_size(size)}" for name, size in largest_first if size)
-    if (limit := row.machine.memory_bytes) is not None:
+    if (limit := row.limit_bytes) is not None:
         yield f"{'fits' if row.fits else 'does not fit'}, {_size(row.num_bytes)} of {_size(limit)}"
-    if not row.fits or (step := row.step) is None:
-        return
-    if step.exposed > step.compute:
-        yield f"the link is the limit: {step.exposed:.3g} of {step.total:.3g} s of a step wait for it"
-    else:
-        yield f"computing is the limit: {step.compute:.3g} of {step.total:.3g} s of a step"
 
 
 def _size(num_bytes: float) -> str:
@@ -256,7 +181,4 @@ def _row_to_json(row: Row) -> dict[str, Any]:
         "total_bytes": row.num_bytes,
         "fits": row.fits,
         "sent_bytes": row.sent_bytes,
-        "link_seconds": row.link_seconds,
-        "step_seconds": None if row.step is None else row.step.total,
-        "samples_per_second": row.samples_per_second,
     }

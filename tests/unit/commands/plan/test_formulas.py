@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from lanewise.commands.plan.formulas import (
     PendingSums,
-    Traffic,
     peak_memory,
     pending_counts,
     pending_sums,
-    traffic_of,
+    sent_bytes,
 )
 from lanewise.lanes import lane_ranges
 from tests.unit.commands.plan.synthetic import measured, setting
@@ -118,7 +117,7 @@ def test_as_many_are_there_before_each_lane_of_one_process(num_lanes):
 
 
 def test_one_device_sends_nothing():
-    assert traffic_of(measured(), setting("single", 1, 8)) == Traffic(0, 0, 0)
+    assert sent_bytes(measured(), setting("single", 1, 8)) == 0
 
 
 @pytest.mark.parametrize(
@@ -130,23 +129,22 @@ def test_one_device_sends_nothing():
         ("exact", 3, 5, 3 * 500 * 2 / 3),  # lanes 2 and 3 are no subtree: both sums travel
     ],
 )
-def test_ddp_sends_the_gradient_beside_the_last_backward(equality, num_devices, num_lanes, expected):
-    traffic = traffic_of(measured(equality=equality), setting("ddp", num_devices, num_lanes))
-    assert traffic.of_last_backward == pytest.approx(expected)
-    assert traffic.of_each_lane == 0
+def test_ddp_sends_the_gradient_and_what_lanes_tell(equality, num_devices, num_lanes, expected):
+    sent = sent_bytes(measured(equality=equality), setting("ddp", num_devices, num_lanes))
+    told = (num_devices - 1) * 16 * (-(-num_lanes // num_devices) + 1)
+    assert sent == pytest.approx(expected + told)
 
 
 def test_updated_parameters_are_sent_where_ddp_shares_the_optimizer_out():
     plain, shared = (
-        traffic_of(measured(shards_optimizer=one), setting("ddp", 4, 4)) for one in (False, True)
+        sent_bytes(measured(shards_optimizer=one), setting("ddp", 4, 4)) for one in (False, True)
     )
-    assert shared.between - plain.between == 500 * 3 / 4
+    assert shared - plain == 500 * 3 / 4
 
 
 def test_fsdp_gathers_blocks_twice_and_sends_gradients_in_each_lane():
-    traffic = traffic_of(measured(), setting("fsdp", 2, 4))
-    assert traffic.of_each_lane == (2 * 100 + 3 * 200 + 3 * 200) / 2
-    assert traffic.num_bytes(2) == 2 * traffic.of_each_lane + traffic.between
+    in_each_lane, told = (2 * 100 + 3 * 200 + 3 * 200) / 2, 16 * 3
+    assert sent_bytes(measured(), setting("fsdp", 2, 4)) == 2 * in_each_lane + told
 
 
 def test_the_first_of_several_devices_sends_the_weights_and_gets_gradients_and_outputs():
@@ -155,12 +153,14 @@ def test_the_first_of_several_devices_sends_the_weights_and_gets_gradients_and_o
         replace(of, tape=replace(of.tape, batch_bytes=batch))
         for of in (measured(), measured(equality="exact"))
     )
-    assert traffic_of(close, setting("balanced_data_parallel", 2, 2)).between == 500 + 500 + batch
-    assert traffic_of(close, setting("data_parallel", 2, 2)).between == 500 + 500 + batch + outputs
-    in_exact = traffic_of(exact, setting("balanced_data_parallel", 2, 4))
-    assert in_exact.between == 500 + 2 * (500 + batch)  # a gradient of every lane of the other device
+    assert sent_bytes(close, setting("balanced_data_parallel", 2, 2)) == 500 + 500 + batch
+    assert sent_bytes(close, setting("data_parallel", 2, 2)) == 500 + 500 + batch + outputs
+    in_exact = sent_bytes(exact, setting("balanced_data_parallel", 2, 4))
+    assert in_exact == 500 + 2 * (500 + batch)  # a gradient of every lane of the other device
 
 
 def test_what_lanes_tell_grows_with_the_number_of_processes():
-    few, many = (traffic_of(measured(), setting("ddp", count, count)).between for count in (2, 101))
-    assert many == 100 * few
+    gradients = [2 * 500 * (count - 1) / count for count in (2, 101)]
+    sent = [sent_bytes(measured(), setting("ddp", count, count)) for count in (2, 101)]
+    few, many = (all_of - gradient for all_of, gradient in zip(sent, gradients, strict=True))
+    assert many == pytest.approx(100 * few)

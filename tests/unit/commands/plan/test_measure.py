@@ -1,14 +1,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, chain
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lanewise.commands.plan import measure as measure_module
-from lanewise.commands.plan.measure import largest_batch, measure, time_lane
+from lanewise.commands.plan.measure import largest_batch, measure
 from lanewise.engine.run.build import build_run_loader, build_task
 from lanewise.lanes import Placement
 from lanewise.processes.world.world import LocalWorld
@@ -131,16 +129,3 @@ def test_why_fsdp_cannot_shard_the_model_is_kept():
     fsdp = replace(config.distributed.fsdp, blocks=("Nowhere",))
     config = replace(config, distributed=replace(config.distributed, fsdp=fsdp))
     assert "Nowhere" in measure(config, largest_batch(config), "cpu").why_no_fsdp
-
-
-def test_a_time_is_the_median_of_several_after_the_first_one(monkeypatch):
-    """A single lane was off by a third on a machine that does other things besides."""
-    lanes, updates = [90, 3, 70, 3, 3, 4, 2, 50], [80, 1, 1, 60, 1, 2, 0, 1]
-    now = accumulate(
-        chain.from_iterable((1000, lane, update) for lane, update in zip(lanes, updates, strict=True))
-    )
-    monkeypatch.setattr(measure_module, "perf_counter", now.__next__)
-    config = configure("tests.distributed.tasks.Smooth", num_lanes=4, micro_batch_size=4, steps=1)
-    assert time_lane(config, largest_batch(config)) == (3, 1)
-    with pytest.raises(StopIteration):
-        next(now)
