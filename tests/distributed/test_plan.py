@@ -1,5 +1,7 @@
 """What `lanewise plan` says of memory, beside what tensors really take in training."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,20 @@ def load_example(name: str, **overrides: Any) -> RunConfig:
     return replace(config, evaluate=EvaluateConfig())
 
 
+@contextmanager
+def noting_resizes(live: LiveStorage) -> Iterator[None]:
+    """Tell it what `resize_` frees, by which FSDP frees what it gathered."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_and_note(storage: torch.UntypedStorage, size: int) -> None:
+        resize(storage, size)
+        live.note_size(storage)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "resize_", resize_and_note)
+        yield
+
+
 def train_and_measure(world: World, config: RunConfig, batch: LaneBatch | None = None) -> int:
     """The most bytes of tensors that were alive in a step of this process; the dataset is not counted.
 
@@ -56,7 +72,7 @@ def train_and_measure(world: World, config: RunConfig, batch: LaneBatch | None =
     task.eval_datasets = dict
     if batch is not None:
         task.collate = lambda _samples: copied(batch.data)
-    with LiveStorage() as live:
+    with LiveStorage() as live, noting_resizes(live):
         engine = build_engine(config, world, task)
         live.take_peak()
         list(engine.steps())

@@ -143,8 +143,10 @@ class _MeasuredRun:
         dataset = task.train_dataset()  # whose memory is not counted
         task.train_dataset = lambda: dataset  # type: ignore[method-assign]
         task.eval_datasets = dict  # type: ignore[method-assign]
-        # A compiled model runs otherwise while tensors are counted; loader processes would count for ever.
+        # A compiled model runs otherwise while tensors are counted, loader processes would count for ever,
+        # and FSDP frees what no operation shows.
         can_count = job.config.compile is None and not job.config.data.num_workers
+        can_count = can_count and not job.config.distributed.kind.shards_weights
         live = LiveStorage() if device.type == "cpu" and can_count else None
         with live or nullcontext():
             run = build_run(replace(job.config, evaluate=EvaluateConfig()), world, task)

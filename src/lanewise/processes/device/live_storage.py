@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_leaves
 class LiveStorage(TorchDispatchMode):
     """While it is active, counts each storage that an operation makes, from then until nobody holds it.
 
-    What kernels allocate for themselves, and give back before they return, is not seen. Enter it inside of a
-    `FakeTensorMode`, if there is one.
+    What kernels allocate for themselves, and give back before they return, is not seen, nor what `resize_`
+    of a storage frees, by which FSDP frees what it gathered. Enter it inside of a `FakeTensorMode`, if there
+    is one.
     """
 
     def __init__(self) -> None:
@@ -23,23 +24,6 @@ class LiveStorage(TorchDispatchMode):
         self.peak_bytes = 0
         """The most after any operation, since the beginning or since `take_peak`."""
         self._sizes: dict[int, int] = {}
-        self._resize = torch.UntypedStorage.resize_
-
-    def __enter__(self) -> Self:
-        """Begin to count; FSDP frees what it gathered by `resize_`, which is no operation."""
-
-        def resize_and_note(storage: torch.UntypedStorage, size: int) -> None:
-            self._resize(storage, size)
-            self.note_size(storage)
-
-        torch.UntypedStorage.resize_ = resize_and_note  # type: ignore[method-assign, assignment]
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Count nothing from now on."""
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def take_peak(self) -> int:
         """Return the peak, and forget it: the next operation sets it anew."""
