@@ -131,7 +131,7 @@ NOTED = [
 def test_what_may_be_right_is_said_and_is_no_mistake(tmp_path, program, until, arguments, noted):
     shown, layout = verify(tmp_path, program, *always(program), *arguments, until=until)
     assert causes(layout) == []
-    assert f"left alone, 2 processes: {noted}" in shown
+    assert f"note, 2 processes, each with the samples that it reads itself: {noted}" in shown
 
 
 UNTOLD = [

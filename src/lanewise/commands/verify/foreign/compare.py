@@ -72,7 +72,9 @@ class Comparison:
 
     number: int
     factor: float
+    """The number by which the gradient of one process comes nearest to it."""
     residual: float
+    """The share of it that remains then."""
     shares: Sequence[float]
     """The share that the own gradient of each rank has in that of one process."""
     shares_residual: float
@@ -140,7 +142,10 @@ def find_cause(compared: Comparison, notes: Sequence[str]) -> Finding:
     named = ", ".join(compared.apart[:_MOST_NAMED]) or "all together"
     more = len(compared.apart) - _MOST_NAMED
     apart = f"{named} and {more} more" if more > 0 else named
-    measured = f"in update {update} the factor is {compared.factor:.4f}, the residual {compared.residual:.1e}"
+    measured = (
+        f"in update {update} the gradient is {compared.factor:.4f} times the expected one, with a remainder "
+        f"of {percent(compared.residual)}"
+    )
     fitted = f"the gradient of one process is {_sum_of(compared.shares)}"
     if not compared.is_reduced:
         return Finding(
@@ -199,11 +204,16 @@ def find_cause(compared: Comparison, notes: Sequence[str]) -> Finding:
         )
     return Finding(
         "the gradient is no sum of the ranks' own",
-        f"{measured}; apart from one process: {apart}; {fitted}, but for a residual of "
-        f"{compared.shares_residual:.1e}",
+        f"{measured}; apart from one process: {apart}; {fitted}, but for a remainder of "
+        f"{percent(compared.shares_residual)}",
         "Look for what joins the samples of a batch, such as negatives within it or padding that is not "
         "masked, and for what depends on the rank in the forward.",
     )
+
+
+def percent(share: float) -> str:
+    """Write a share, which may be tiny, in percent."""
+    return f"{100 * share:.2g}%"
 
 
 def _explain(compared: Comparison) -> str:

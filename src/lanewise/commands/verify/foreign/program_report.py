@@ -9,7 +9,7 @@ from rich.table import Table
 
 from lanewise.commands.printed import Printed
 from lanewise.commands.verify.diagnose import Finding
-from lanewise.commands.verify.foreign.compare import Comparison
+from lanewise.commands.verify.foreign.compare import Comparison, percent
 
 _NOT_COMPARED = {
     "dropout": "dropout was off, since each process draws its own",
@@ -30,7 +30,7 @@ class LayoutReport:
     comparisons: Sequence[Comparison]
     findings: Sequence[Finding]
     alone: Sequence[str]
-    """What processes that are left alone do otherwise than one, which may be right."""
+    """What processes that read their own samples do otherwise than one, which may be right."""
     notes: Sequence[str]
     untold: str
     """Why gradients could not be compared; empty where they were."""
@@ -60,13 +60,14 @@ class ProgramReport(Printed):
     def table(self) -> Table:
         """Return a row for each update of each number of processes."""
         table = Table(box=None, pad_edge=False, collapse_padding=True)
-        for name in ("layout", "update", "factor", "residual", "gradient"):
+        for name in ("run on", "update", "gradient", "remainder", "result"):
             table.add_column(name, no_wrap=True)
         for layout in self.layouts:
             name = f"{layout.num_processes} processes"
             for held in layout.comparisons:
                 same = "same" if held.is_right and held.is_reduced else "differs"
-                table.add_row(name, str(held.number + 1), f"{held.factor:.4f}", f"{held.residual:.1e}", same)
+                factor = f"{held.factor:.4f} times the expected one"
+                table.add_row(name, str(held.number + 1), factor, percent(held.residual), same)
             if not layout.comparisons:
                 table.add_row(name, "-", "-", "-", "cannot be told")
         return table
@@ -77,7 +78,9 @@ class ProgramReport(Printed):
             name = f"{layout.num_processes} processes"
             if layout.untold:
                 yield f"cannot be told, {name}: {layout.untold}"
-            yield from (f"left alone, {name}: {line}" for line in layout.alone)
+            yield from (
+                f"note, {name}, each with the samples that it reads itself: {line}" for line in layout.alone
+            )
         facts = {fact for layout in self.layouts for fact in layout.notes}
         yield from (f"note: {text}" for fact, text in _NOT_COMPARED.items() if fact in facts)
         findings = dict.fromkeys(finding for layout in self.layouts for finding in layout.findings)

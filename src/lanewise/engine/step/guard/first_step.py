@@ -38,7 +38,9 @@ class FirstStep(Look):
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """See `Look`."""
         if loss is not None and loss.weight and self._unit is None:
-            self._unit = "its samples" if loss.is_sample_mean else "the units that its Loss counts"
+            self._unit = (
+                "its samples" if loss.is_sample_mean else "the units that loss gives as weights, as tokens"
+            )
             value = loss.value if loss.is_sample_mean and not self._world.rank else None
             if value is not None and _is_sum(value):
                 logger.warning(
