@@ -15,7 +15,7 @@ WITHOUT_A_TEST = {
     "commands/plan": "memory model",
     "commands/verify": "bound evidence interaction job lane_record metric read update",
     "commands/verify/diagnoses": "forward micro_batch samples saved_state unexplained weights",
-    "commands/verify/foreign": "program_report verify_program",
+    "commands/verify/foreign": "verify_program",
     "commands/verify/foreign/on_path/lanewise_observer": "hooks observer",
     "config": "data memory optimizer orders reducers",
     "data": "file_dataset row_groups source stream",

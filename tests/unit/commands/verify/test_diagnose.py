@@ -1,9 +1,11 @@
 """Evidence in, findings out: what each diagnosis is found by, and which of several is named."""
 
 from dataclasses import replace
+from pkgutil import iter_modules
 
 import pytest
 
+from lanewise.commands.verify import diagnoses
 from lanewise.commands.verify.bound import CloseResult
 from lanewise.commands.verify.cut import CutProbe
 from lanewise.commands.verify.diagnose import DIAGNOSES, diagnose
@@ -390,6 +392,13 @@ def test_each_cause_is_found_by_its_evidence(cause, found, says):
 
 def test_there_is_a_case_of_every_cause():
     assert {cause for cause, *_ in CASES} == {diagnosis.cause for diagnosis in DIAGNOSES}
+
+
+def test_a_file_of_diagnoses_that_is_not_listed_is_named():
+    """One that nobody imports is never tried."""
+    tried = {getattr(found.find, "func", found.find).__module__ for found in DIAGNOSES}
+    files = {module.name for module in iter_modules(diagnoses.__path__, f"{diagnoses.__name__}.")}
+    assert files == tried
 
 
 def test_of_one_kind_the_first_is_named_and_other_kinds_are_named_as_well():
