@@ -38,8 +38,6 @@ class Link:
     target: int
     bytes_per_second: float
     """What all processes of the source send together, each to one of the target."""
-    num_processes: int
-    """How many of the source sent at once."""
     latency_seconds: float
     """Half of the shortest time for a call and its answer."""
 
@@ -192,7 +190,7 @@ def _links(world: World, device: torch.device, ends: Sequence[Sequence[int]]) ->
             told = [sent for sent in world.all_gather_tree(mine) if sent is not None]
             for way in ways:
                 rates, latencies = zip(*(sent[2:] for sent in told if tuple(sent[:2]) == way), strict=True)
-                yield Link(*way, sum(rates), len(rates), min(latencies))
+                yield Link(*way, sum(rates), min(latencies))
 
 
 def groups_of_pairs(count: int) -> Iterator[Sequence[tuple[int, int]]]:

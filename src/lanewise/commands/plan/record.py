@@ -55,14 +55,9 @@ def count_flops(model: nn.Module, lane: TaskLane) -> int:
     `record_tape` cannot do it on the way, since the counter keeps tensors that would be freed.
     """
     with FlopCounterMode(display=False) as counter:
-        run_lane(model, lane)
+        _loss_of(lane, lane.forward(model, lane.batch.data)).backward()
     model.zero_grad()
     return int(counter.get_total_flops())
-
-
-def run_lane(model: nn.Module, lane: TaskLane) -> None:
-    """Run forward, loss and backward."""
-    _loss_of(lane, lane.forward(model, lane.batch.data)).backward()
 
 
 def _loss_of(lane: TaskLane, outputs: Any) -> torch.Tensor:

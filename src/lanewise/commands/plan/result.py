@@ -125,17 +125,13 @@ class Plan(Printed):
             )
         if why := self.measured[0].why_no_fsdp:
             yield f"no fsdp: {why}"
-        larger = [row for row in self.rows if self._is_of_another_batch(row)]
+        larger = [row for row in self.rows if row.global_batch_size > batch.global_batch_size]
         if larger:
             yield (
                 f"{larger[0].setting.num_devices:,} devices are more than the {batch.num_lanes:,} lanes of "
                 f"batch.global_batch_size {batch.global_batch_size:,}: their rows are for the smallest "
                 "global batch that gives each a lane"
             )
-
-    def _is_of_another_batch(self, row: Row) -> bool:
-        """Tell whether the configured global batch has too few lanes for the row's devices."""
-        return row.global_batch_size > self.config.batch.global_batch_size
 
 
 def _cells(row: Row) -> dict[str, str]:

@@ -13,7 +13,7 @@ NAMES = ("a", "b", "c", "d")
 def links(count: int, slow: dict[tuple[int, int], float]) -> list[Link]:
     """All ways between hosts, of 10 Gbit/s but for some."""
     ways = permutations(range(count), 2)
-    return [Link(*way, slow.get(way, 10.0) * 1e9 / 8, 1, 1e-4) for way in ways]
+    return [Link(*way, slow.get(way, 10.0) * 1e9 / 8, 1e-4) for way in ways]
 
 
 def named(count: int, slow: dict[tuple[int, int], float], **options: object) -> list[str]:
