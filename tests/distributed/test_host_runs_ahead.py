@@ -79,7 +79,7 @@ def train_on_meta(
         if name.startswith("lanewise.") and hasattr(module, READ):
             monkeypatch.setattr(module, READ, reads)
     if not looks:
-        engine.step.pass_.feed.looks.clear()
+        engine.step.pass_.looks.clear()
     counts = []
     for _ in engine.steps():
         counts.append(reads.num_reads)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from itertools import groupby
+from itertools import groupby, tee
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias, final
 
@@ -92,7 +92,7 @@ class LaneLoader:
         turns = self.schedule.turns(self.lanes, first_step, last_step)
         if not self.order.reads_blocks or self.num_workers < 2:
             return read_turns(
-                self.reader, map(self._request, turns), self.num_workers, pin_memory=self.pin_memory
+                self.reader, self._requests(turns), self.num_workers, pin_memory=self.pin_memory
             )
         shares = worker_shares(self.lanes, self.num_workers)
         dealt = self._deal(self.schedule.turns(self.lanes, first_step, last_step), shares)
@@ -103,14 +103,20 @@ class LaneLoader:
         for _, in_step in groupby(turns, attrgetter("step")):
             of_step = list(in_step)
             yield from deal(
-                [[self._request(turn) for turn in of_step if turn.lane in share] for share in shares]
+                [self._requests([turn for turn in of_step if turn.lane in share]) for share in shares]
             )
 
-    def _request(self, turn: LaneTurn) -> _Request:
-        read = turn
-        if self.reader.fills_empty and not turn.positions:  # then with the samples of lane 0
-            read = turn._replace(lane=0, positions=self.schedule.positions(turn.step, 0))
-        return turn, self.order.samples(read)
+    def _requests(self, turns: Iterable[LaneTurn]) -> Iterator[_Request]:
+        asked, read = tee(turns)
+        if self.reader.fills_empty:
+            read = map(self._filled, read)
+        return zip(asked, map(self.order.samples, read), strict=True)
+
+    def _filled(self, turn: LaneTurn) -> LaneTurn:
+        """Return whose samples a turn reads: where it has none, those of lane 0."""
+        if turn.positions:
+            return turn
+        return turn._replace(lane=0, positions=self.schedule.positions(turn.step, 0))
 
 
 def _in_order(turns: Iterable[LaneTurn], batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:

@@ -11,6 +11,8 @@ from typing import final
 from lanewise.config import RunConfig
 from lanewise.config.optimizer_rules import needs_closure
 from lanewise.data import LaneBatch
+from lanewise.engine.buffers.buffers import LaneBuffers
+from lanewise.engine.buffers.pack import find_places
 from lanewise.engine.observers import Observers, ShownModel
 from lanewise.engine.profiler import profiled
 from lanewise.engine.run.build import build_run
@@ -19,12 +21,13 @@ from lanewise.engine.run.saving import Saving
 from lanewise.engine.samples.epoch_reads import EpochReads
 from lanewise.engine.step.build import build_pass
 from lanewise.engine.step.closure import ClosureStep
-from lanewise.engine.step.lanes import LaneLosses, OwnLosses
+from lanewise.engine.step.lanes import LaneLosses, Spread
 from lanewise.engine.step.metrics import IntervalReport, StepMetrics, StepReport
 from lanewise.engine.step.several_losses import SeveralLosses
 from lanewise.engine.step.shared import SharedLoss
-from lanewise.engine.step.step import TrainStep
+from lanewise.engine.step.step import OwnLosses, TrainStep
 from lanewise.engine.step.whole_loss import task_loss
+from lanewise.engine.step.wire import Votes
 from lanewise.engine.transforms import CompilationLog
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.lanes import own_progress
@@ -76,22 +79,20 @@ class Engine:
         self._record = record
         reader = run.loader.reader
         self._reads = EpochReads(run.world, reader.total_bytes, skips=reader.missing == "skip")
-        config, loss_scale = run.config, run.training.runner.precision.loss_scale
+        config, runner, replicas = run.config, run.training.runner, run.reducer.replicas
+        loss_scale = runner.loss_scale
         self._compilations = None if config.compile is None else CompilationLog()
+        step_state = [find_places(replica, runner.task.step_state) for replica in replicas]
         self._pass = build_pass(
             run.reducer,
-            run.world,
+            Spread(run.world, run.placement, config.distributed.equality),
             run.phases,
-            placement=run.placement,
-            equality=config.distributed.equality,
+            LaneBuffers([[replica] for replica in replicas], run.world, run.placement, step_state),
             loss_scale=loss_scale,
-            modules=[[replica] for replica in run.reducer.replicas],
-            metric_names=run.log_interval.metric_names,
-            task=run.training.runner.task,
+            task=runner.task,
+            log=run.log_interval,
+            vote=Votes if saving is None else saving.vote,
         )
-        self._pass.is_logged = run.log_interval.ends_with
-        if saving is not None:
-            self._pass.vote = saving.vote
         metrics = StepMetrics(
             run.log_interval, run.phases, run.training.model, loss_scale, with_norms=config.log.gradients
         )
@@ -101,15 +102,10 @@ class Engine:
         """Takes a step, of which it gets the number and the batches of this process. Collective."""
 
     def _choose_losses(self) -> LaneLosses:
-        run, feed, runner = self.run, self._pass.feed, self.run.training.runner
+        runner = self.run.training.runner
         if runner.loss_method != "loss":
-            equality = run.config.distributed.equality
-            return SharedLoss(
-                feed, self._pass.message, run.placement, equality, runner.seed, task_loss(runner)
-            )
-        if runner.has_several_losses:
-            return SeveralLosses(feed, run.placement, runner)
-        return OwnLosses(feed, runner)
+            return SharedLoss(self._pass, runner.seed, task_loss(runner))
+        return (SeveralLosses if runner.has_several_losses else OwnLosses)(self._pass, runner)
 
     def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = (), run_id: str = "") -> dict[str, float]:
         """Train, and write the model to the run directory.
@@ -147,9 +143,9 @@ class Engine:
             if self._saving is not None:
                 self._saving.stop_reason = observers.stop_reason
             for report in profiled(self.steps(), self.run, run_dir.profile, self.first_step):
-                stops, self._is_ended_by_callback = report.totals.wants_stop, report.totals.wants_end
+                stops, self._is_ended_by_callback = report.totals.votes.stop, report.totals.votes.end
                 end, ends_run = self.run.loader.end_of(report.step), self.ends_with(report.step)
-                saving, saves = self._saving, report.totals.wants_save
+                saving, saves = self._saving, report.totals.votes.save
                 saves |= saving is not None and saving.is_due_after(report.step, end, ends_run=ends_run)
                 observers.show(report.interval)
                 if self._compilations is not None and report.interval is not None:
@@ -264,13 +260,13 @@ class Engine:
             return
         heartbeat.note = (SAVE, step, None)
         self._pass.buffers.check()
-        self._pass.feed.attributes.require_saved()
+        self._pass.attributes.require_saved()
         is_evaluated = self.evaluation is None or not self.evaluation.is_due
         metric = None if self.evaluation is None else self.evaluation.last_value
         # After the last step only an evaluation can be left to do; without one the run is done, not stopped.
         is_done = is_evaluated and (self.ends_with(step) or self._ends_early)
         self._saving.save(step, metric, stops=stops and not is_done)
-        self._pass.feed.look_again()
+        self._pass.look_again()
 
     def _finish(self, run_dir: RunDir) -> None:
         """Wait for the last save; write the model, and its average if there is one. Collective."""

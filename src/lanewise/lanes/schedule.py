@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import count, pairwise
 from typing import NamedTuple
 
 from lanewise.lanes.tree import Present
@@ -76,8 +76,7 @@ class Schedule:
 
     def positions(self, step: int, lane: int) -> range:
         """Return the positions in the epoch's order that a lane reads in a step; empty for an absent lane."""
-        num_present = self.num_present_lanes(step)
-        return _share(self._positions_of(step), num_present, lane) if lane < num_present else range(0)
+        return _shares(self._positions_of(step), self.num_present_lanes(step), range(lane, lane + 1))[0]
 
     def turns(self, lanes: range, first_step: int, last_step: int | None) -> Iterator["LaneTurn"]:
         """Yield what a process that carries `lanes` does in steps `first_step` to `last_step - 1`, in order.
@@ -92,8 +91,8 @@ class Schedule:
             num_present = -(-len(of_step) // self.micro_batch_size)
             present = range(num_present)
             last = max(lanes.start, min(lanes.stop, num_present) - 1)
-            for lane in range(lanes.start, last + 1):
-                positions = _share(of_step, num_present, lane) if lane < num_present else range(0)
+            shares = _shares(of_step, num_present, range(lanes.start, last + 1))
+            for lane, positions in enumerate(shares, lanes.start):
                 yield LaneTurn(epoch, step, lane, positions, present, lane == last)
 
     def _positions_of(self, step: int) -> range:
@@ -131,18 +130,17 @@ class SequentialSchedule:
             yield LaneTurn(0, 0, lanes.start, range(0), range(num_present), is_last=True)
             return
         present = range(num_present)
-        for lane in lanes:
-            share = _share(range(self.num_samples), self.num_lanes, lane)
+        for lane, share in zip(lanes, _shares(range(self.num_samples), self.num_lanes, lanes), strict=True):
             for step, first in enumerate(share[:: self.micro_batch_size]):
                 last = min(first + self.micro_batch_size, share.stop)
                 yield LaneTurn(0, step, lane, range(first, last), present, is_last=last == share.stop)
 
 
-def _share(positions: range, num_lanes: int, lane: int) -> range:
-    """Return the positions of a lane where all are shared as evenly as possible."""
+def _shares(positions: range, num_lanes: int, lanes: range) -> list[range]:
+    """Return the positions of some lanes where `num_lanes` share all as evenly as possible."""
     size, larger = divmod(len(positions), num_lanes)
-    first = lane * size + min(lane, larger)
-    return positions[first : first + size + (lane < larger)]
+    firsts = [lane * size + min(lane, larger) for lane in range(lanes.start, lanes.stop + 1)]
+    return [positions[first:stop] for first, stop in pairwise(firsts)]
 
 
 class LaneTurn(NamedTuple):

@@ -223,7 +223,7 @@ class ProbedRun:
     def lane_of(self, samples: Sequence[Any], seed: int = 0) -> TaskLane:
         """Return a lane with a micro-batch of these samples and with random numbers of this seed."""
         data = move(self.collate(samples, 0), self.device)
-        return TaskLane(self.lanes, LaneBatch(self.turn, (), data, len(samples)), seed)
+        return TaskLane(self.lanes, LaneBatch(self.turn, (), data, len(samples)), lambda *_: seed)
 
     def gradients(self, lane: TaskLane) -> tuple[LaneLoss, dict[str, torch.Tensor]]:
         """Return the loss of a lane, and the gradient of its sum for every trained parameter."""

@@ -156,7 +156,7 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
 
         return (this, look_once), {}
 
-    engine.step.pass_.feed.attributes.num_watched = 0  # the probes look further, and go on
+    engine.step.pass_.attributes.num_watched = 0  # the probes look further, and go on
     first: dict[str, str] = {}
     training = engine.step.training
     engine.step.training = replace(training, after_update=_twice(training, first))

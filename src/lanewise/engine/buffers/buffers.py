@@ -79,12 +79,14 @@ class LaneBuffers:
         placement: Placement,
         step_state: StepState = (),
     ) -> None:
-        self._modules = modules
-        self._step_state = step_state
+        self.modules = modules
+        self.step_state = step_state
         self._world = world
         self._float64_device = float64_device(world.device)
         self._is_one_device = world.world_size == 1 and len(modules) == 1
         self._placement = placement
+        self.are_any = True
+        """Whether there may be any; known when the first lane has begun, and then nothing else is called."""
         # For each pack, its copies on all replicas.
         self._packs: list[tuple[BufferPack, ...]] | None = None
         self._large: list[tuple[int, BufferPack]] = []
@@ -102,7 +104,8 @@ class LaneBuffers:
         """Give a lane, on the replica that is next, the values at the start of the step."""
         if self._packs is None:
             self._packs, self.changes = self._find_packs(), []
-        if not self._packs and len(self._step_state) < 2:
+            self.are_any = bool(self._packs) or len(self.step_state) > 1
+        if not self.are_any:
             return
         if self._num_begun:
             for packs in self._packs:
@@ -112,8 +115,8 @@ class LaneBuffers:
         self._num_begun += 1
 
     def _find_packs(self) -> list[tuple[BufferPack, ...]]:
-        left_out = [place for places in self._step_state for place in places]
-        packs = [pack_buffers(modules, left_out) for modules in self._modules]
+        left_out = [place for places in self.step_state for place in places]
+        packs = [pack_buffers(modules, left_out) for modules in self.modules]
         self._large = [(number, pack) for number, pack in enumerate(packs[0]) if pack.is_large]
         return list(zip(*packs, strict=True))
 
@@ -129,7 +132,7 @@ class LaneBuffers:
             first.note_start()
             for other in others:
                 other.follow(first)
-        for first_place, *other_places in zip(*self._step_state, strict=True):
+        for first_place, *other_places in zip(*self.step_state, strict=True):
             for place in other_places:
                 if place.tensor is not None and first_place.tensor is not None:
                     place.tensor.copy_(first_place.tensor)

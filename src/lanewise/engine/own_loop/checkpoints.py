@@ -89,14 +89,14 @@ class OwnCheckpoints:
             StorageError: if the previous save failed.
         """
         for pass_ in self.prepared.passes.values():
-            pass_.feed.attributes.require_saved()
+            pass_.attributes.require_saved()
         state = self._state.take()
         self._require_equal(state)
         identity = {**self.identity, _DATASETS: list(self.datasets.identities)}
         manifest = Manifest(step=step, metric=None, identity=identity, files=())
         self._saver.save(state, manifest)
         for pass_ in self.prepared.passes.values():
-            pass_.feed.look_again()
+            pass_.look_again()
 
     def _require_equal(self, state: Mapping[str, Any]) -> None:
         """Raise CheckpointError if the state of an object differs between ranks. Collective.

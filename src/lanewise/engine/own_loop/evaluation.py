@@ -31,7 +31,7 @@ def evaluated(
     """
     named = {str(number): metric.to(world.device) for number, metric in enumerate(metrics)}
     check_metrics(named)
-    of_lanes, placement, num_samples = LaneMetrics(named), prepared.placement, 0
+    of_lanes, placement, num_samples = LaneMetrics(named), prepared.spread.placement, 0
     with evaluating(prepared.passes), kept_random_state():
         name, seed = type(dataset).__name__, prepared.seed
         eval_set = build_eval_set(name, dataset, seed=seed, world=world, placement=placement, **cut)

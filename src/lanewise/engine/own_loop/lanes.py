@@ -28,6 +28,7 @@ from lanewise.config import (
 from lanewise.data.audit import AuditLog
 from lanewise.data.collate import collate as default_collate
 from lanewise.data.lane_stream import Stream
+from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.buffers.pack import find_places
 from lanewise.engine.own_loop.average import Average
 from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
@@ -43,6 +44,7 @@ from lanewise.engine.state.left_out import digests_left_out
 from lanewise.engine.state.resume_check import identify_exact
 from lanewise.engine.step.average import build_average
 from lanewise.engine.step.build import build_pass
+from lanewise.engine.step.lanes import Spread
 from lanewise.engine.step.phases import Phases
 from lanewise.errors import TaskError, raised_at_call
 from lanewise.lanes import OrderInputs, Placement, SampleOrder, model_seed
@@ -124,7 +126,8 @@ class Lanes:
         self.device = self._world.device
         self._seed, self._distributed = seed, distributed
         self._precision = Precision(precision, self.device.type)
-        self._prepared = Prepared(seed, self._placement, equality, Phases(self.device))
+        spread = Spread(self._world, self._placement, equality)
+        self._prepared = Prepared(seed, spread, Phases(self.device))
         self._precision_name = precision
         self._datasets = OwnDatasets()
         self._averages: dict[nn.Module, Average] = {}
@@ -169,14 +172,12 @@ class Lanes:
         reducer = build_reducer(model, self._placement, self._world, distributed)
         self._prepared.passes[model] = build_pass(
             reducer,
-            self._world,
+            self._prepared.spread,
             self._prepared.phases,
-            placement=self._placement,
-            equality=self._distributed.equality,
+            LaneBuffers([self._prepared.passes], self._world, self._placement, self._prepared.step_state),
             loss_scale=None if self._precision.loss_scale is None else LossScale(),
-            modules=[self._prepared.passes],
-            step_state=self._prepared.step_state,
         )
+        self._prepared.trained[model] = set(map(id, reducer.parameters))
         self._prepared.digests[model] = digests_left_out(model)
         if average is not None:
             reducer.adopt(average.module)
@@ -342,5 +343,4 @@ class Lanes:
         for pass_ in self._prepared.passes.values():
             pass_.buffers.check()
         self._prepared.passes.clear()
-        self._prepared.shared.clear()
         self._watch.close(self._world.close)

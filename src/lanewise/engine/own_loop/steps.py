@@ -10,10 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lanewise.config import Equality
 from lanewise.data import LaneBatch, LaneSource
 from lanewise.engine.buffers.pack import BufferPlace
-from lanewise.engine.step.lanes import StepBatches
+from lanewise.engine.step.lanes import Spread, StepBatches
 from lanewise.engine.step.message import means
 from lanewise.engine.step.metrics import Gradient
 from lanewise.engine.step.phases import Phases
@@ -21,7 +20,7 @@ from lanewise.engine.step.shared import SharedLoss
 from lanewise.engine.step.step import Pass
 from lanewise.engine.step.whole_loss import WholeLoss
 from lanewise.errors import TaskError
-from lanewise.lanes import Placement, lane_seed, update_seed
+from lanewise.lanes import lane_seed, update_seed
 from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.watch.heartbeat import OWN_CODE, heartbeat
 
@@ -32,17 +31,18 @@ class Prepared:
 
     seed: int
     """Seed of the run."""
-    placement: Placement
-    equality: Equality
+    spread: Spread
     phases: Phases
     """Measures the phases of all `passes`."""
     passes: dict[nn.Module, Pass] = field(default_factory=dict)
     """What computes the gradients of each model."""
+    trained: dict[nn.Module, set[int]] = field(default_factory=dict)
+    """The ids of the parameters of each model that are trained."""
     left: dict[nn.Module, tuple[int, list[int]]] = field(default_factory=dict)
     """Of each model that an optimizer updates: the step of the gradient that its last pass left, and the
     versions of its parameters then; none once the gradient was used."""
-    shared: dict[nn.Module, SharedLoss] = field(default_factory=dict)
-    """What runs the lanes of each model with which `Step.batch_loss` is used."""
+    compared: set[nn.Module] = field(default_factory=set)
+    """The models with which `Step.batch_loss` compared two forwards of each lane."""
     step_state: list[list[BufferPlace]] = field(default_factory=lambda: [[]])
     """The buffers of all models that no lane writes; see `LaneBuffers`."""
     digests: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
@@ -77,8 +77,7 @@ class Prepared:
 
     def _note_update(self, optimizer: Optimizer, *_: object) -> None:
         """Note that an optimizer used the gradients of its parameters."""
-        for model, pass_ in self.passes.items():
-            trained = set(map(id, pass_.reducer.parameters))
+        for model, trained in self.trained.items():
             if any(not trained.isdisjoint(map(id, group["params"])) for group in optimizer.param_groups):
                 self.left[model] = 0, []
 
@@ -172,7 +171,7 @@ class Step:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         pass_, seed = self._begin(model), self._prepared.seed
-        for batch in pass_.feed.lanes(self._batches, lambda batch: batch):
+        for batch in pass_.lanes(self._batches, lambda batch: batch):
             turn, self._open = batch.turn, batch
             if batch.has_samples:
                 set_random_state(lane_seed(seed, turn.step, turn.lane, self._num_passes))
@@ -223,11 +222,8 @@ class Step:
 
         what = "the loss given to batch_loss"
         own = WholeLoss(what, forward_of, lambda outputs, _: outputs, lambda _, values, _rows: loss(values))
-        if model not in prepared.shared:
-            parts = pass_.feed, pass_.message, prepared.placement, prepared.equality
-            prepared.shared[model] = SharedLoss(*parts, seed, own)
-        shared = prepared.shared[model]
-        shared.loss, shared.repeat = own, num_passes
+        shared = SharedLoss(pass_, seed, own, num_passes, compares=model not in prepared.compared)
+        prepared.compared.add(model)
         for lane, share in shared.of(iter(self._batches)):
             pass_.backward(lane.batch, share, what)
         self._end(model, pass_)

@@ -14,6 +14,7 @@ from lanewise.config.check import nearest
 from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
 from lanewise.data import LaneSource
+from lanewise.data.collate import collate
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.precision import Precision
 from lanewise.engine.run.optimizer import build_optimizer, refuse_draws
@@ -253,7 +254,7 @@ def build_run_loader(config: RunConfig, task: Task, world: World, placement: Pla
     dataset = task.train_dataset()
     source = build_source(
         dataset,
-        task.collate,
+        collate if getattr(task.collate, "__func__", None) is Task.collate else task.collate,
         config.train.seed,
         config.batch,
         config.data,

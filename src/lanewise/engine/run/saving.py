@@ -7,6 +7,7 @@ from typing import final
 from lanewise.data import StepEnd
 from lanewise.engine.run.run import Run
 from lanewise.engine.step.guard.equal_state import require_equal_state
+from lanewise.engine.step.wire import Votes
 from lanewise.errors import CheckpointError, PreemptedError
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
@@ -45,11 +46,12 @@ class Saving:
         self.stop_reason: Callable[[], str | None] = lambda: None
         """Returns why a callback of this process wants to end the run; None where none does."""
 
-    def vote(self) -> tuple[bool, bool, bool]:
-        """Tell whether this process wants to save after this step, to stop there, and to end the run."""
+    def vote(self) -> Votes:
+        """Tell what this process wants after this step."""
         seconds = self._config.every.seconds
         is_late = seconds is not None and time.monotonic() - self._last_save >= seconds
-        return self._run.world.rank == 0 and is_late, self.wants_stop(), self.stop_reason() is not None
+        stops = self.wants_stop()
+        return Votes(self._run.world.rank == 0 and is_late, stops, self.stop_reason() is not None)
 
     def is_due_after(self, step: int, end: StepEnd, *, ends_run: bool) -> bool:
         """Tell whether to save after a step even if no rank votes for it; the same on every rank.

@@ -1,6 +1,6 @@
 """The lanes of a step: their batches on the device, and forward and loss of a task under each lane's seed."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, final
@@ -8,21 +8,17 @@ from typing import Any, Protocol, TypeVar, final
 import torch
 from torch import nn
 
+from lanewise.config import Equality
 from lanewise.data import LaneBatch
-from lanewise.engine.buffers.buffers import LaneBuffers
-from lanewise.engine.precision import Precision
-from lanewise.engine.step.guard.attributes import Attributes
-from lanewise.engine.step.guard.look import Look
+from lanewise.engine.precision import LossScale, Precision
 from lanewise.engine.step.lane_error import named_lane, note_lane
-from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.terms import LaneLoss, check_each, check_whole
-from lanewise.lanes import LaneTurn, evaluation_seed, lane_seed, update_seed
+from lanewise.lanes import LaneTurn, Placement, evaluation_seed, lane_seed, update_seed
 from lanewise.processes.device.accelerator import new_stream, on_stream
 from lanewise.processes.device.nested import copied, map_leaves
 from lanewise.processes.device.random_state import set_random_state
-from lanewise.processes.watch.heartbeat import DATA, FORWARD
 from lanewise.processes.world.world import World
-from lanewise.reduce import LaneWork, Reducer
+from lanewise.reduce import LaneWork
 from lanewise.task import Task
 
 T = TypeVar("T")
@@ -41,6 +37,11 @@ class LaneRunner:
     precision: Precision
     seed: int
     """Seed of the run."""
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """What keeps fp16 gradients in range; None where losses are not scaled."""
+        return self.precision.loss_scale
 
     @cached_property
     def loss_method(self) -> str:
@@ -71,7 +72,7 @@ class LaneRunner:
 
     def lane(self, batch: LaneBatch) -> "TaskLane":
         """Return a lane of a training step."""
-        return TaskLane(self, batch, lane_seed(self.seed, batch.turn.step, batch.turn.lane))
+        return TaskLane(self, batch)
 
     def seed_update(self, step: int) -> None:
         """Set the random state for everything after the lanes of a step, the same on every process."""
@@ -79,8 +80,7 @@ class LaneRunner:
 
     def evaluation_lane(self, batch: LaneBatch) -> "TaskLane":
         """Return a lane of an evaluation."""
-        seed = evaluation_seed(self.seed, batch.turn.step, batch.turn.lane)
-        return TaskLane(self, batch, seed, evaluates=True)
+        return TaskLane(self, batch, evaluation_seed, evaluates=True)
 
 
 @final
@@ -90,8 +90,8 @@ class TaskLane(LaneWork):
 
     runner: LaneRunner
     batch: LaneBatch
-    seed: int
-    """Seed of the random numbers that forward and loss draw."""
+    seed_of: Callable[[int, int, int], int] = lane_seed
+    """Returns the seed under which forward and loss draw, by the run's seed, the step and the lane."""
     model: nn.Module | None = None
     """The module of the last forward."""
     evaluates: bool = False
@@ -99,8 +99,8 @@ class TaskLane(LaneWork):
 
     def forward(self, model: nn.Module, data: Any) -> Any:
         """See `LaneWork`."""
-        set_random_state(self.seed)
-        self.model = model
+        turn, self.model = self.batch.turn, model
+        set_random_state(self.seed_of(self.runner.seed, turn.step, turn.lane))
         try:
             with self.runner.precision.forward():
                 task = self.runner.task
@@ -203,6 +203,19 @@ class StepBatches:
             yield replace(batch, data=copied(batch.data))
 
 
+@final
+@dataclass(frozen=True)
+class Spread:
+    """How the lanes of a run are spread over processes, and what these promise."""
+
+    world: World
+    """The processes."""
+    placement: Placement
+    """Which process carries which lanes."""
+    equality: Equality
+    """The grade."""
+
+
 class LaneLosses(Protocol):
     """Runs the lanes of a step: each with a loss of its own, or with its share of one of several lanes."""
 
@@ -215,93 +228,6 @@ class LaneLosses(Protocol):
             batches: of this process, consumed for one step.
         """
         ...
-
-
-@final
-@dataclass
-class LaneFeed:
-    """Hands out the lanes of a step, each with its batch on the device and the buffers of the start."""
-
-    reducer: Reducer
-    world: World
-    buffers: LaneBuffers
-    phases: Phases
-    rules: Sequence[Callable[[LaneTurn], None]]
-    """What is required of each step, by its first turn on this process."""
-    looks: list[Look]
-    """What is still looked at; empty after the first steps."""
-    attributes: Attributes
-    """The one of them that begins anew after each checkpoint."""
-
-    def watched(self, run: Callable[[], T], what: str, *, until_saved: bool = False) -> T:
-        """Run what is run once in a step; see `Attributes.watched`."""
-        if not self.attributes.num_watched:
-            return run()
-        return self.attributes.watched(run, what, until_saved=until_saved)
-
-    def look_again(self) -> None:
-        """Look at what lanes keep in the next steps too."""
-        self.attributes.restart()
-        self.looks = [*(look for look in self.looks if look is not self.attributes), self.attributes]
-
-    def lanes(self, batches: Iterable[LaneBatch], lane_of: Callable[[LaneBatch], T]) -> Iterator[T]:
-        """Yield the lanes of this process. Collective: every rank must iterate to the end.
-
-        Args:
-            batches: consumed for one step.
-            lane_of: makes a lane of its batch.
-
-        Raises:
-            TaskError: if the step breaks a rule.
-        """
-        is_first = True
-        if self.world.device.type != "cpu":
-            batches = to_device(batches, self.world.device)
-        for batch in self.reducer.pad(iter(batches)):
-            turn = batch.turn
-            self.phases.begin(FORWARD, turn.step, turn.lane)
-            if is_first:
-                for rule in self.rules:
-                    rule(turn)
-                for look in self.looks:
-                    with named_lane(batch):
-                        look.begin(turn)
-                is_first = False
-            self.buffers.begin()
-            lane = lane_of(batch)
-            for look in self.looks:
-                look.before_forward(turn, lane)
-            yield lane
-            del batch, lane  # before the next one is read
-            if turn.is_last:
-                return
-            self.phases.begin(DATA, turn.step)
-
-    def forwards(
-        self, kept: StepBatches, lane_of: Callable[[LaneBatch], DerivedLane]
-    ) -> Iterator[tuple[DerivedLane, Any]]:
-        """Yield each lane with what it returned, before a second pass in which it gets a backward.
-
-        Collective: every rank must iterate to the end.
-        """
-        for lane, returned in self.reducer.forwards(self.lanes(kept.copies(), lane_of)):
-            for look in self.looks:
-                look.after_forward(lane.batch.turn, None)
-            self.buffers.discard()
-            yield lane, returned
-
-
-@final
-@dataclass
-class OwnLosses(LaneLosses):
-    """Runs each lane's forward and its own loss."""
-
-    feed: LaneFeed
-    runner: LaneRunner
-
-    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
-        """See `LaneLosses`."""
-        return self.feed.reducer.losses(self.feed.lanes(batches, self.runner.lane))
 
 
 def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:

@@ -34,12 +34,8 @@ class StepTotals:
 
     lanes: Sequence[LaneRow]
     """The lanes that had a turn, in order."""
-    wants_save: bool = False
-    """Whether some rank votes to save a checkpoint after this step."""
-    wants_stop: bool = False
-    """Whether some rank votes to save and stop after this step, as a signal told it to."""
-    wants_end: bool = False
-    """Whether some rank votes to end the run after this step, as a callback told it to."""
+    votes: Votes = Votes()  # noqa: RUF009 - immutable
+    """What some rank wants after this step."""
     buffer_changes: Sequence[float] = ()
     """The largest change of any lane for each pack of buffers, which `LaneBuffers.merge` needs."""
     computed_seconds: Sequence[float] = ()
@@ -72,9 +68,7 @@ class StepTotals:
         saves, stops, ends = map(any, zip(*votes, strict=True))
         return cls(
             sorted(chain.from_iterable(lanes), key=itemgetter(0)),
-            wants_save=saves,
-            wants_stop=stops,
-            wants_end=ends and not stops,  # a signal comes first
+            votes=Votes(saves, stops, ends and not stops),  # a signal comes first
             buffer_changes=list(map(max, zip(*changes, strict=True))),
             computed_seconds=() if seconds[0] is None else seconds,
             common_losses=() if common_losses[0] is None else common_losses,

@@ -49,15 +49,13 @@ class LogInterval:
     ) -> None:
         self._every_steps = every_steps
         self._last_step = last_step
-        self._ends_run = ends_run
+        self.ends_run = ends_run
         self._metrics: dict[str, tuple[float, float]] = {}
         self._begin()
 
-    def ends_with(self, step: int, upcoming: Sequence[int] | None = None) -> bool:
-        """Tell whether a line is written after a step, of a stream once the next one is known."""
-        done = step + 1
-        is_due = done in (1, self._last_step) or done % self._every_steps == 0
-        return is_due or (upcoming is not None and self._ends_run(upcoming))
+    def is_due(self, step: int) -> bool:
+        """Tell whether a line is written after a step; a stream has one more, where `ends_run` says so."""
+        return step + 1 in (1, self._last_step) or (step + 1) % self._every_steps == 0
 
     def add(self, totals: StepTotals) -> None:
         """Add a step."""

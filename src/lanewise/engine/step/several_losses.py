@@ -17,16 +17,15 @@ from lanewise.data import LaneBatch
 from lanewise.engine.step.lane_error import named_lane
 from lanewise.engine.step.lanes import (
     DerivedLane,
-    LaneFeed,
     LaneLosses,
     LaneRunner,
     StepBatches,
     TaskLane,
     to_device,
 )
+from lanewise.engine.step.step import Pass
 from lanewise.engine.step.terms import LaneLoss, add_terms, check_each, terms_of
 from lanewise.errors import TaskError
-from lanewise.lanes import Placement
 from lanewise.processes.watch.heartbeat import COMMUNICATION, DATA
 from lanewise.reduce import LaneWork
 
@@ -38,14 +37,12 @@ class SeveralLosses(LaneLosses):
     """Runs the lanes of a step for a task that has `loss_weights`. See the module.
 
     Args:
-        feed: hands out the lanes of the model.
-        placement: which process carries which lanes.
+        pass_: hands out the lanes of the model.
         runner: runs the lanes of the task.
     """
 
-    def __init__(self, feed: LaneFeed, placement: Placement, runner: LaneRunner) -> None:
-        self._feed = feed
-        self._placement = placement
+    def __init__(self, pass_: Pass, runner: LaneRunner) -> None:
+        self._pass = pass_
         self._runner = runner
         self._runs_twice: bool | None = None
         """Whether only the loss knows the weights; None until a step has samples, in which all agree."""
@@ -64,7 +61,7 @@ class SeveralLosses(LaneLosses):
                 self._require_told(terms, counted[batch.turn.lane][1:])
             return add_terms(terms, weights, num_samples, batch.num_samples)
 
-        return self._feed.reducer.losses(self._feed.lanes(kept, self._deriving(add)))
+        return self._pass.reducer.losses(self._pass.lanes(kept, self._deriving(add)))
 
     def _count(self, kept: StepBatches) -> dict[int, list[float]]:
         """Return, for each lane that has samples, how many, and the weights that its batch tells.
@@ -73,7 +70,7 @@ class SeveralLosses(LaneLosses):
         """
         counted: dict[int, list[float]] = {}
         tells: set[bool] = set()
-        for batch in to_device(kept, self._feed.world.device) if not self._runs_twice else ():
+        for batch in to_device(kept, self._pass.spread.world.device) if not self._runs_twice else ():
             if not batch.has_samples:
                 continue
             with named_lane(batch):
@@ -82,9 +79,11 @@ class SeveralLosses(LaneLosses):
                 told = () if weights is None else map(float, weights)
                 counted[batch.turn.lane] = [batch.num_samples, *told]
         if self._runs_twice is None:
-            tells = {told for of_rank in self._feed.world.all_gather_tree(sorted(tells)) for told in of_rank}
+            tells = {
+                told for of_rank in self._pass.spread.world.all_gather_tree(sorted(tells)) for told in of_rank
+            }
             self._runs_twice = False in tells if tells else None  # in a step without samples none does
-            if self._runs_twice and self._feed.world.rank == 0:
+            if self._runs_twice and self._pass.spread.world.rank == 0:
                 logger.info("each forward runs twice: loss_weights does not know the weights of the losses")
         if tells - {not self._runs_twice}:
             raise TaskError(
@@ -101,7 +100,7 @@ class SeveralLosses(LaneLosses):
 
         return {
             lane.batch.turn.lane: of_lane
-            for lane, of_lane in self._feed.forwards(kept, self._deriving(count))
+            for lane, of_lane in self._pass.forwards(kept, self._deriving(count))
             if lane.batch.has_samples
         }
 
@@ -140,7 +139,7 @@ class SeveralLosses(LaneLosses):
 
     def _add_up(self, counted: Sequence[Sequence[float]], step: int) -> tuple[int, list[float]]:
         """Return the number of samples of all lanes, and the weight of each term. Collective."""
-        world, phases = self._feed.world, self._feed.phases
+        world, phases = self._pass.spread.world, self._pass.phases
         phases.begin(COMMUNICATION, step)
         if not self._num_terms:
             lengths = {len(of_lane) - 1 for of_lane in counted}
@@ -151,7 +150,7 @@ class SeveralLosses(LaneLosses):
                     "lane, with the weight 0 where there is nothing to learn."
                 )
             self._num_terms = max(lengths, default=0)
-        most = self._placement.most
+        most = self._pass.spread.placement.most
         numbers = torch.zeros(most, 1 + self._num_terms, dtype=torch.float64)
         for row, of_lane in zip(numbers, counted, strict=False):
             if len(of_lane) != len(row):

@@ -22,16 +22,15 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
-from lanewise.engine.step.lanes import DerivedLane, LaneFeed, LaneLosses, StepBatches
-from lanewise.engine.step.message import StepMessage
+from lanewise.engine.step.lanes import DerivedLane, LaneLosses, StepBatches
 from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, as_real, gather_outputs, map_tensors
+from lanewise.engine.step.step import Pass
 from lanewise.engine.step.terms import LaneLoss, check_whole
 from lanewise.engine.step.whole_loss import WholeLoss
 from lanewise.errors import TaskError
-from lanewise.lanes import LaneTurn, Placement, backward_seed, batch_loss_seed
+from lanewise.lanes import LaneTurn, backward_seed, batch_loss_seed
 from lanewise.processes.device.nested import tensors_in
 from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.watch.heartbeat import COMMUNICATION, FORWARD
@@ -99,42 +98,39 @@ class SharedLoss(LaneLosses):
     It is computed alike on every process, or by rows each lane's where it is carried.
     """
 
-    feed: LaneFeed
-    """Hands out the lanes of the model."""
-    message: StepMessage
-    """Tells the loss to the other processes."""
-    placement: Placement
-    equality: Equality
+    pass_: Pass
+    """Hands out the lanes of the model, and tells the loss to the other processes."""
     seed: int
     """Seed of the run."""
     loss: WholeLoss
     """The loss of all samples of a step."""
     repeat: int = 0
     """How many passes the step had before this one; for random numbers."""
-    _compares: bool = True
+    compares: bool = True
     """Whether two forwards of each lane are compared, as in the first step."""
 
     def __post_init__(self) -> None:
-        self._reducer, self._world, self._phases = self.feed.reducer, self.feed.world, self.feed.phases
-        is_exact = self.equality == "exact"
+        self._reducer, self._phases, self._message = self.pass_.reducer, self.pass_.phases, self.pass_.message
+        self._world, self._placement = self.pass_.spread.world, self.pass_.spread.placement
+        is_exact = self.pass_.spread.equality == "exact"
         self._tolerance = {"rtol": 0.0, "atol": 0.0} if is_exact else {"rtol": 1e-2, "atol": 1e-4}
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
         """See `LaneLosses`."""
-        kept, feed = StepBatches(batches), self.feed
+        kept, pass_ = StepBatches(batches), self.pass_
         turn = kept.turn
-        twice = self._compares or self._runs_twice(turn)
+        twice = self.compares or self._runs_twice(turn)
         shares: Mapping[int, Share] = {}
         if twice:
             # With gradients on, as the second forward has them; each graph is dropped at once.
-            before = _outputs_of(feed.forwards(kept, partial(self._lane, keeps_graph=False)))
+            before = _outputs_of(pass_.forwards(kept, partial(self._lane, keeps_graph=False)))
             shares = self._share_out(before, turn)
-        lanes = feed.lanes(kept, self._lane)
+        lanes = pass_.lanes(kept, self._lane)
         returned: Iterable[tuple[DerivedLane, Any]] = self._reducer.losses(lanes)
         if not twice:
             returned = list(returned)
             shares = self._share_out(_outputs_of(returned), turn)
-        compares, self._compares = self._compares, False
+        compares, self.compares = self.compares, False
         for lane, values in returned:
             if compares:
                 self._require_equal(before, _outputs_of([(lane, values)]), turn)
@@ -148,7 +144,7 @@ class SharedLoss(LaneLosses):
 
     def _runs_twice(self, turn: LaneTurn) -> bool:
         """Whether graphs are dropped: some process would keep several. The same on every rank."""
-        most = max(self.placement.counts(turn.present))
+        most = max(self._placement.counts(turn.present))
         return self._reducer.forward_is_collective or most > len(self._reducer.replicas)
 
     def _require_equal(
@@ -187,8 +183,8 @@ class SharedLoss(LaneLosses):
             turn: one of this process in the step.
         """
         self._phases.begin(COMMUNICATION, turn.step)
-        outputs = gather_outputs(local, turn.step, self._world, self.placement.most)
-        self.message.find_not_finite = lambda: [
+        outputs = gather_outputs(local, turn.step, self._world, self._placement.most)
+        self._message.find_not_finite = lambda: [
             of_lane.lane for of_lane in local if not all(map(_is_finite, tensors_in(of_lane.values)))
         ]
         self._phases.begin(FORWARD, turn.step)
@@ -197,14 +193,14 @@ class SharedLoss(LaneLosses):
 
     def _share_whole(self, outputs: BatchOutputs, turn: LaneTurn) -> dict[int, Share]:
         """Compute the loss on every process; the first lane tells it, and has the gradient of parameters."""
-        self.message.common_loss, self.message.common_name = math.nan, self.loss.what
+        self._message.common_loss, self._message.common_name = math.nan, self.loss.what
         if not outputs.rows:
-            self.message.agree_on_unit(0.0, is_of_all=True)
+            self._message.agree_on_unit(0.0, is_of_all=True)
             return {}
         set_random_state(batch_loss_seed(self.seed, turn.step, repeat=self.repeat))
         computed = self._compute(outputs, slice(0, outputs.num_samples), turn)
         if computed.loss.sum is not None:
-            self.message.common_loss = computed.loss.sum.detach()
+            self._message.common_loss = computed.loss.sum.detach()
         first = min(outputs.rows)
         return {
             lane: Share(
@@ -213,7 +209,7 @@ class SharedLoss(LaneLosses):
                 computed.loss if lane == first else LaneLoss(),
             )
             for lane, rows in outputs.rows.items()
-            if lane in self.placement.own
+            if lane in self._placement.own
         }
 
     def _compute(self, outputs: BatchOutputs, rows: slice, turn: LaneTurn) -> _Computed:
@@ -226,9 +222,9 @@ class SharedLoss(LaneLosses):
                 "them from the forward without detach(), item() or torch.no_grad()."
             )
         num_collectives = self._world.num_collectives()
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()} if self._compares else {}
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()} if self.compares else {}
         compute, num_samples = partial(loss.compute, model, outputs.values, rows), rows.stop - rows.start
-        returned = self.feed.watched(compute, what, until_saved=not loss.by_rows)
+        returned = self.pass_.watched(compute, what, until_saved=not loss.by_rows)
         checked = (LaneLoss.of if loss.by_rows else check_whole)(returned, num_samples, what)
         if self._world.num_collectives() != num_collectives:
             raise TaskError(
@@ -238,13 +234,13 @@ class SharedLoss(LaneLosses):
         for name, buffer in model.named_buffers():
             if name in buffers and not torch.equal(buffer, buffers[name]):
                 raise TaskError(f"{what} changes the buffer {name}. Change buffers in the forward.")
-        for look in self.feed.looks:
+        for look in self.pass_.looks:
             if isinstance(look, ForeignLeaves) and checked.value is not None:
                 look.require_own(checked.value, what, tensors)
-        self.message.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
+        self._message.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
         if checked.value is None:
             return _Computed(checked, [torch.zeros_like(tensor) for tensor in tensors], {})
-        root, factor = checked.root(turn, self.message.scale)
+        root, factor = checked.root(turn, self._message.scale)
         assert root is not None
         made: Sequence[torch.Tensor | None] = torch.autograd.grad(
             root, [*tensors, *trained], factor, allow_unused=True
@@ -263,10 +259,10 @@ class SharedLoss(LaneLosses):
 
         The gradient of the outputs is added over the lanes, in the tree.
         """
-        tree_sum = new_tree_sum(self.placement.num_lanes, turn.present)
+        tree_sum = new_tree_sum(self._placement.num_lanes, turn.present)
         computed: dict[int, tuple[LaneLoss, dict[int, torch.Tensor]]] = {}
         flat = torch.zeros(outputs.num_gradients, dtype=outputs.gradient_dtype, device=self._world.device)
-        for lane in self.placement.own:
+        for lane in self._placement.own:
             if lane not in turn.present:
                 continue
             flat = torch.zeros_like(flat)
@@ -278,7 +274,7 @@ class SharedLoss(LaneLosses):
                     [as_real(gradient).flatten().to(flat.dtype) for gradient in made.of_outputs], out=flat
                 )
             else:
-                self.message.agree_on_unit(0.0)  # as a process that has no other lane does
+                self._message.agree_on_unit(0.0)  # as a process that has no other lane does
             tree_sum.push((lane, lane + 1), [flat])
         sums = [flat_sum for _, (flat_sum,) in tree_sum.pending]
         if self._world.world_size > 1:

@@ -6,24 +6,48 @@ finish    receive the totals of all lanes; divide by the weight; merge buffers, 
 then      clip, optimizer, scheduler, forget the gradients, average, report
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import nn
 
 from lanewise.data import LaneBatch
+from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.step.average import update_average
-from lanewise.engine.step.lane_error import note_lane
-from lanewise.engine.step.lanes import LaneFeed, LaneLosses
+from lanewise.engine.step.guard.attributes import Attributes
+from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.lane_error import named_lane, note_lane
+from lanewise.engine.step.lanes import (
+    DerivedLane,
+    LaneLosses,
+    LaneRunner,
+    Spread,
+    StepBatches,
+    TaskLane,
+    to_device,
+)
 from lanewise.engine.step.message import StepMessage
-from lanewise.engine.step.metrics import Gradient, StepMetrics, StepReport
+from lanewise.engine.step.metrics import Gradient, LogInterval, StepMetrics, StepReport
+from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.engine.step.update import Training, explain
-from lanewise.processes.watch.heartbeat import BACKWARD, CALLBACK, COMMUNICATION, DATA, OPTIMIZER, heartbeat
-from lanewise.reduce import forget_gradients
+from lanewise.engine.step.wire import Votes
+from lanewise.lanes import LaneTurn
+from lanewise.processes.watch.heartbeat import (
+    BACKWARD,
+    CALLBACK,
+    COMMUNICATION,
+    DATA,
+    FORWARD,
+    OPTIMIZER,
+    heartbeat,
+)
+from lanewise.reduce import LaneWork, Reducer, forget_gradients
+
+T = TypeVar("T")
 
 
 @final
@@ -31,24 +55,78 @@ from lanewise.reduce import forget_gradients
 class Pass:
     """A pass over the lanes of a step. It leaves the mean over the global batch in `param.grad`, or nothing.
 
-    Collective: every rank must call `begin`, then `backward` for each lane of `feed.lanes`, and `finish`,
-    which raises NonFiniteLossError if the loss of some lane is NaN or infinite.
+    Collective: every rank must call `begin`, then `backward` for each of `lanes`, and `finish`, which raises
+    NonFiniteLossError if the loss of some lane is NaN or infinite.
     """
 
-    feed: LaneFeed
+    reducer: Reducer
+    spread: Spread
+    buffers: LaneBuffers
+    phases: Phases
     message: StepMessage
-    vote: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False)  # save, stop, end the run
-    is_logged: Callable[[int, Sequence[int] | None], bool] = lambda *_: False
-    """Whether a step is logged, by its number and by how much each lane has in the next step, once known."""
-
-    def __post_init__(self) -> None:
-        self.reducer, self.buffers, self.phases = self.feed.reducer, self.feed.buffers, self.feed.phases
+    rules: Sequence[Callable[[LaneTurn], None]]
+    """What is required of each step, by its first turn on this process."""
+    looks: list[Look]
+    """What is still looked at; empty after the first steps."""
+    attributes: Attributes
+    """The one of them that begins anew after each checkpoint."""
+    log: LogInterval | None
+    """Which steps are logged; None: none is."""
+    vote: Callable[[], Votes]
+    """What this process wants after a step."""
 
     def begin(self, step: int) -> None:
         """Begin the pass."""
         self.phases.begin(DATA, step)
         forget_gradients(self.reducer.parameters)
         self.message.begin()
+
+    def lanes(self, batches: Iterable[LaneBatch], lane_of: Callable[[LaneBatch], T]) -> Iterator[T]:
+        """Yield the lanes of this process. Collective: every rank must iterate to the end.
+
+        Args:
+            batches: consumed for one step.
+            lane_of: makes a lane of its batch.
+
+        Raises:
+            TaskError: if the step breaks a rule.
+        """
+        is_first = True
+        if self.spread.world.device.type != "cpu":
+            batches = to_device(batches, self.spread.world.device)
+        for batch in self.reducer.pad(iter(batches)):
+            turn = batch.turn
+            self.phases.begin(FORWARD, turn.step, turn.lane)
+            if is_first:
+                for rule in self.rules:
+                    rule(turn)
+                for look in self.looks:
+                    with named_lane(batch):
+                        look.begin(turn)
+                is_first = False
+            if self.buffers.are_any:
+                self.buffers.begin()
+            lane = lane_of(batch)
+            for look in self.looks:
+                look.before_forward(turn, lane)
+            yield lane
+            del batch, lane  # before the next one is read
+            if turn.is_last:
+                return
+            self.phases.begin(DATA, turn.step)
+
+    def forwards(
+        self, kept: StepBatches, lane_of: Callable[[LaneBatch], DerivedLane]
+    ) -> Iterator[tuple[DerivedLane, Any]]:
+        """Yield each lane with what it returned, before a second pass in which it gets a backward.
+
+        Collective: every rank must iterate to the end.
+        """
+        for lane, returned in self.reducer.forwards(self.lanes(kept.copies(), lane_of)):
+            for look in self.looks:
+                look.after_forward(lane.batch.turn, None)
+            self.buffers.discard()
+            yield lane, returned
 
     def backward(self, batch: LaneBatch, loss: object, what: str) -> None:
         """Add a lane whose forward and loss have run; `loss` is what the user's code gave, or a `LaneLoss`.
@@ -60,16 +138,18 @@ class Pass:
         try:
             if not isinstance(loss, LaneLoss):
                 loss = LaneLoss.of(loss, batch.num_samples, what)
-            self.buffers.end(turn, batch.num_samples)
-            for look in self.feed.looks:
+            if self.buffers.are_any:
+                self.buffers.end(turn, batch.num_samples)
+            for look in self.looks:
                 look.after_forward(turn, loss)
             self.message.add(batch, loss)
             if turn.is_last:  # of this process; the message and the gradients travel during its backward
                 self._last_turn = turn
-                seconds = self.phases.computed_seconds if self.is_logged(turn.step, None) else None
+                self._is_due = self.log is not None and self.log.is_due(turn.step)
+                seconds = self.phases.computed_seconds if self._is_due else None
                 self.message.send(batch, self.vote(), self.buffers.changes, seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
-            for look in self.feed.looks:
+            for look in self.looks:
                 look.after_backward(turn)
         except BaseException as error:
             note_lane(error, batch)
@@ -78,27 +158,53 @@ class Pass:
     def finish(self, *, needs_norm: bool = True) -> Gradient:
         """Receive, divide and merge the buffers; where nothing may change, drop buffers and gradients."""
         turn, norm, norms, loss_scale = self._last_turn, None, None, self.message.loss_scale
-        if self.feed.world.world_size > 1:
+        if self.spread.world.world_size > 1:
             self.phases.begin(COMMUNICATION, turn.step)
         totals = self.message.receive()
-        is_logged = self.is_logged(turn.step, totals.upcoming)
+        is_logged = self._is_due
+        if self.log is not None and totals.upcoming is not None:  # only a stream's data tell its last step
+            is_logged |= self.log.ends_run(totals.upcoming)
         # In a step of a single lane `LaneLoss.root` has divided by the weight, which spares a division here.
         self.reducer.finish(self.message.scale * (1.0 if len(turn.present) == 1 else totals.weight))
         if needs_norm or is_logged or loss_scale is not None:
             norms = self.reducer.gradient_norms()
             norm = torch.linalg.vector_norm(norms)
         allows_update = totals.is_trainable and (loss_scale is None or loss_scale.fits(norm))
-        if allows_update:
-            self.buffers.merge(totals.buffer_changes)
-        else:
+        if not allows_update:
             self.buffers.discard()
             forget_gradients(self.reducer.parameters)
+        elif self.buffers.are_any:
+            self.buffers.merge(totals.buffer_changes)
         self.phases.begin(OPTIMIZER, turn.step)
-        if self.feed.looks:
-            self.feed.looks = [look for look in self.feed.looks if not look.finish(totals)]
+        if self.looks:
+            self.looks = [look for look in self.looks if not look.finish(totals)]
         if not totals.is_trainable:
             self.message.explain_no_update(totals, turn)  # raises or warns; collective, so after the others
         return Gradient(turn, totals, norm, norms, allows_update, is_logged)
+
+    def watched(self, run: Callable[[], T], what: str, *, until_saved: bool = False) -> T:
+        """Run what is run once in a step; see `Attributes.watched`."""
+        if not self.attributes.num_watched:
+            return run()
+        return self.attributes.watched(run, what, until_saved=until_saved)
+
+    def look_again(self) -> None:
+        """Look at what lanes keep in the next steps too."""
+        self.attributes.restart()
+        self.looks = [*(look for look in self.looks if look is not self.attributes), self.attributes]
+
+
+@final
+@dataclass
+class OwnLosses(LaneLosses):
+    """Runs each lane's forward and its own loss."""
+
+    pass_: Pass
+    runner: LaneRunner
+
+    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
+        """See `LaneLosses`."""
+        return self.pass_.reducer.losses(self.pass_.lanes(batches, partial(TaskLane, self.runner)))
 
 
 @final
@@ -144,7 +250,7 @@ class TrainStep:
             training.scheduler.step()
         forget_gradients(self.pass_.reducer.parameters)
         if training.after_update is not None and gradient.allows_update:
-            self.pass_.feed.watched(partial(training.after_update, gradient), "after_update")
+            self.pass_.watched(partial(training.after_update, gradient), "after_update")
         if training.average is not None and gradient.allows_update:
             update_average(training.average, training.model)
         self.pass_.phases.begin(CALLBACK, step)

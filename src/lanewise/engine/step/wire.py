@@ -2,15 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 
 from lanewise.processes.device.accelerator import float64_device
 from lanewise.processes.world.world import World
 
-Votes: TypeAlias = tuple[bool, bool, bool]
-"""Whether a process wants to save after a step, to stop there, and to end the run."""
+
+class Votes(NamedTuple):
+    """What a process wants after a step."""
+
+    save: bool = False
+    """To save a checkpoint."""
+    stop: bool = False
+    """To save and stop, as a signal told it to."""
+    end: bool = False
+    """To end the run, as a callback told it to."""
 
 
 class Term(NamedTuple):
@@ -129,10 +137,10 @@ def _decode(row: Sequence[float], own: Told, most_lanes: int, num_terms: int) ->
         lane, *terms = islice(numbers, 1 + 2 * num_terms)
         if lane >= 0:
             lanes.append(LaneRow(int(lane), tuple(map(Term, terms[::2], terms[1::2]))))
-    saves, stops, ends = map(bool, islice(numbers, 3))
+    votes = Votes(*map(bool, islice(numbers, len(Votes._fields))))
     seconds = None if own.computed_seconds is None else next(numbers)
     common_loss = None if own.common_loss is None else next(numbers)
     upcoming = None
     if own.upcoming is not None:
         upcoming = [int(number) for number in islice(numbers, most_lanes) if number >= 0]
-    return Told(lanes, (saves, stops, ends), list(numbers), seconds, common_loss, upcoming)
+    return Told(lanes, votes, list(numbers), seconds, common_loss, upcoming)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lanewise.errors import DataError
-from lanewise.lanes.orders.permutation import FeistelShuffle
+from lanewise.lanes.orders.permutation import CHUNK, FeistelShuffle
 from lanewise.lanes.schedule import LaneTurn, Schedule
 
 
@@ -116,4 +116,10 @@ class ShuffledOrder(SampleOrder):
 
     def samples(self, turn: LaneTurn) -> tuple[int, ...]:
         """See `SampleOrder`."""
-        return self._shuffle.samples(turn.epoch, turn.positions)
+        chunk, first = divmod(turn.positions.start, CHUNK)
+        stop = first + len(turn.positions)
+        if not first < stop <= CHUNK:  # mostly they are within one chunk
+            return tuple(
+                self._shuffle.indices(turn.epoch, turn.positions.start, turn.positions.stop).tolist()
+            )
+        return tuple(self._shuffle.chunk(turn.epoch, chunk)[first:stop].tolist())

@@ -48,7 +48,7 @@ _Words: TypeAlias = npt.NDArray[np.uint64]
 # positions each, which cost almost nothing but NumPy's overhead per call; shared by only 4,096 positions,
 # that overhead was measured to be most of the time. A saved run relies on this number and on the next: they
 # decide which epochs are sorted and what their keys are.
-_CHUNK: Final = 16_384
+CHUNK: Final = 16_384
 
 _ROUNDS: Final = 6
 
@@ -72,14 +72,7 @@ class FeistelShuffle:
             )
         self._num_samples = num_samples
         self._seed = seed
-        self._chunk = lru_cache(maxsize=1)(self._make_chunk)  # a caller reads on, a few positions at a time
-
-    def samples(self, epoch: int, positions: range) -> tuple[int, ...]:
-        """Return the sample indices at a range of positions, which is mostly within one chunk."""
-        chunk, first = divmod(positions.start, _CHUNK)
-        if positions and first + len(positions) <= _CHUNK and positions.stop <= self._num_samples:
-            return tuple(self._chunk(epoch, chunk)[first : first + len(positions)].tolist())
-        return tuple(self.indices(epoch, positions.start, positions.stop).tolist())
+        self.chunk = lru_cache(maxsize=1)(self._make_chunk)  # a caller reads on, a few positions at a time
 
     def indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Sample indices at positions [start, stop) of the epoch.
@@ -98,18 +91,18 @@ class FeistelShuffle:
         if not 0 <= start <= stop <= self._num_samples:
             raise ValueError(f"positions [{start}, {stop}) are not within [0, {self._num_samples})")
         samples = np.empty(stop - start, dtype=np.int64)
-        for chunk in range(start // _CHUNK, -(-stop // _CHUNK)):
-            origin = chunk * _CHUNK
-            first, last = max(start, origin), min(stop, origin + _CHUNK)
-            samples[first - start : last - start] = self._chunk(epoch, chunk)[first - origin : last - origin]
+        for chunk in range(start // CHUNK, -(-stop // CHUNK)):
+            origin = chunk * CHUNK
+            first, last = max(start, origin), min(stop, origin + CHUNK)
+            samples[first - start : last - start] = self.chunk(epoch, chunk)[first - origin : last - origin]
         return samples
 
     def _make_chunk(self, epoch: int, chunk: int) -> npt.NDArray[np.int64]:
         """Return the samples of a chunk of an epoch."""
         keys = words(_ROUNDS, self._seed, epoch)
-        stop = min((chunk + 1) * _CHUNK, self._num_samples)
-        positions = np.arange(chunk * _CHUNK, stop, dtype=np.uint64)
-        if self._num_samples <= _CHUNK:
+        stop = min((chunk + 1) * CHUNK, self._num_samples)
+        positions = np.arange(chunk * CHUNK, stop, dtype=np.uint64)
+        if self._num_samples <= CHUNK:
             return _sorted_by_key(positions, keys[0])
         return _permute(positions, self._num_samples, keys).astype(np.int64)
 

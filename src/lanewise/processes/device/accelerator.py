@@ -51,9 +51,16 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
+@cache
+def accelerator_module() -> ModuleType | None:
+    """Return torch's module of the accelerator that it was built for and finds; None where there is none."""
+    accelerator = torch.accelerator.current_accelerator()
+    return None if accelerator is None else torch.get_device_module(accelerator)
+
+
 def module_in_use() -> ModuleType | None:
     """Return torch's module of the accelerator if this process uses it; asking does not wake the device."""
-    module = _module()
+    module = accelerator_module()
     if module is None:
         return None
     if hasattr(module, "is_initialized"):
@@ -175,9 +182,3 @@ def seconds_between(start: Moment, end: Moment) -> float:
 
 
 _side_stream = cache(new_stream)
-
-
-@cache
-def _module() -> ModuleType | None:
-    accelerator = torch.accelerator.current_accelerator()
-    return None if accelerator is None else torch.get_device_module(accelerator)

@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lanewise.processes.device.accelerator import generator_state, module_in_use, set_generator_state
+from lanewise.processes.device.accelerator import (
+    accelerator_module,
+    generator_state,
+    module_in_use,
+    set_generator_state,
+)
 
 _NUM_WORDS = 624
 
@@ -27,7 +32,7 @@ def set_random_state(seed: int) -> None:
     np.random.seed(seed & 0xFFFF_FFFF)  # noqa: NPY002 - the user's code may draw from the global state
     # Seeding the generator itself takes 1 us; torch.manual_seed also asks every other backend, 60 us.
     torch.default_generator.manual_seed(seed)
-    if (accelerator := module_in_use()) is not None:
+    if accelerator_module() is not None and (accelerator := module_in_use()) is not None:
         accelerator.manual_seed(seed)
 
 

@@ -54,14 +54,14 @@ def test_one_vote_is_enough_and_the_largest_change_counts(rank, number):
     each = [Told([], NO_VOTES, [0.0, 2.0]), Told([], NO_VOTES, [1.0, 0.0])]
     each[rank] = each[rank]._replace(votes=votes)
     totals = StepTotals.of(each)
-    assert (totals.wants_save, totals.wants_stop, totals.wants_end) == votes
+    assert totals.votes == votes
     assert totals.buffer_changes == [1.0, 2.0]
     assert (totals.lanes, totals.weight) == ([], 0.0)
 
 
 def test_a_signal_comes_before_the_wish_of_a_callback():
     totals = StepTotals.of([Told([], (False, True, False), []), Told([], (False, False, True), [])])
-    assert (totals.wants_stop, totals.wants_end) == (True, False)
+    assert totals.votes[1:] == (True, False)
 
 
 def test_what_each_process_told_is_in_the_order_of_ranks():

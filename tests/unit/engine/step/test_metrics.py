@@ -38,7 +38,7 @@ def lane_values(name: str) -> list[float]:
 )
 def test_the_first_step_multiples_and_the_last_step_are_logged(every_steps, last_step, logged):
     interval = LogInterval(every_steps, last_step)
-    assert [step + 1 for step in range(last_step) if interval.ends_with(step)] == logged
+    assert [step + 1 for step in range(last_step) if interval.is_due(step)] == logged
 
 
 def test_the_loss_is_the_sum_of_all_losses_by_the_sum_of_all_weights():

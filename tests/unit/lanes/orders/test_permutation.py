@@ -27,7 +27,7 @@ FAIR = 4.0  # |z| of fair shuffling stays below: one in 16,000 would not
 UNFAIR = 8.0  # z of every bad shuffling here lies above
 
 # Sizes on both sides of one chunk, where the construction changes, and beyond several.
-SIZES = st.one_of(st.integers(0, 5_000), st.integers(feistel._CHUNK - 2, 4 * feistel._CHUNK + 2))
+SIZES = st.one_of(st.integers(0, 5_000), st.integers(feistel.CHUNK - 2, 4 * feistel.CHUNK + 2))
 WORDS = st.integers(0, 2**63 - 1)
 
 
@@ -224,5 +224,5 @@ def test_no_shuffling_would_be_noticed() -> None:
 
 
 def test_a_network_of_a_few_bits_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feistel, "_CHUNK", 4)
+    monkeypatch.setattr(feistel, "CHUNK", 4)
     assert z_permutations(epochs(5, 5_000)) > UNFAIR
