@@ -107,9 +107,8 @@ class LaneLoader:
             )
 
     def _requests(self, turns: Iterable[LaneTurn]) -> Iterator[_Request]:
-        asked, read = tee(turns)
-        if self.reader.fills_empty:
-            read = map(self._filled, read)
+        asked, own = tee(turns)
+        read = map(self._filled, own) if self.reader.fills_empty else own
         return zip(asked, map(self.order.samples, read), strict=True)
 
     def _filled(self, turn: LaneTurn) -> LaneTurn:

@@ -1,6 +1,7 @@
 """What gives each step its batches: an order of samples, or a stream."""
 
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from lanewise.data.lane_reader import LaneReader
 from lanewise.data.loader import LaneLoader
@@ -12,3 +13,9 @@ LaneSource: TypeAlias = LaneLoader | StreamLoader
 
 SourceReader: TypeAlias = LaneReader | StreamReader
 """Reads the dataset of a source."""
+
+
+def with_reader(source: LaneSource, **fields: Any) -> LaneSource:
+    """Return a source of which nothing was read yet, with other values of some fields of its reader."""
+    reader: Any = replace(source.reader, **fields)
+    return replace(source, reader=reader)

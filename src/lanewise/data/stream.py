@@ -164,7 +164,7 @@ class StreamReader(Dataset[LaneBatch]):
     """What is done with samples that the stream yields as None."""
     told: list[int] = field(default_factory=list)
     """See `LaneReader`."""
-    number: tuple[int, int] = field(default=(0, 0), init=False)
+    number: tuple[int, int] = (0, 0)
     """The dataset's number in a loop, and how often it was begun before; part of the random state."""
     start: LaneStart | None = field(default=None, init=False)
     """Where a run that resumes goes on."""

@@ -74,13 +74,15 @@ class Engine:
         self.stop_reason: str | None = None
         """Why a callback wanted the run to end, on the rank that has the callbacks; None where none did."""
         self._is_ended_by_callback = False
+        self._ends_early = run.evaluation is not None and run.evaluation.ends_run
+        """Whether a callback or an evaluation ended the run; the same on every rank."""
         self._num_before = self._num_logged = run.loader.end_of(first_step - 1).num_samples
         """Samples of all lanes before this start, and up to the last logged step."""
         self._record = record
         reader = run.loader.reader
         self._reads = EpochReads(run.world, reader.total_bytes, skips=reader.missing == "skip")
         config, runner, replicas = run.config, run.training.runner, run.reducer.replicas
-        loss_scale = runner.loss_scale
+        loss_scale = runner.precision.loss_scale
         self._compilations = None if config.compile is None else CompilationLog()
         step_state = [find_places(replica, runner.task.step_state) for replica in replicas]
         self._pass = build_pass(
@@ -144,6 +146,7 @@ class Engine:
                 self._saving.stop_reason = observers.stop_reason
             for report in profiled(self.steps(), self.run, run_dir.profile, self.first_step):
                 stops, self._is_ended_by_callback = report.totals.votes.stop, report.totals.votes.end
+                self._ends_early |= self._is_ended_by_callback
                 end, ends_run = self.run.loader.end_of(report.step), self.ends_with(report.step)
                 saving, saves = self._saving, report.totals.votes.save
                 saves |= saving is not None and saving.is_due_after(report.step, end, ends_run=ends_run)
@@ -201,11 +204,6 @@ class Engine:
         """Stop the background work of the reducer."""
         self.reducer.close()
 
-    @property
-    def _ends_early(self) -> bool:
-        """Whether a callback or an evaluation ended the run; the same on every rank."""
-        return self._is_ended_by_callback or (self.evaluation is not None and self.evaluation.ends_run)
-
     def _show_epoch(self, epoch: int, step: int, observers: Observers) -> None:
         """Show what the epoch read and left out. Collective where `EpochReads` counts."""
         if values := self._reads.take(epoch):
@@ -240,6 +238,7 @@ class Engine:
             with noting(lambda: f"in the evaluation after step {step + 1}"):
                 wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
                 values, is_best = self.evaluation.run(wants_stop)
+            self._ends_early |= self.evaluation.ends_run
             if is_best:
                 self.evaluation.best_step = step + 1
                 heartbeat.note = (SAVE, step, None)

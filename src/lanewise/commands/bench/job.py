@@ -209,11 +209,23 @@ def _steps_without_end(run: Run) -> Iterator[StepReport]:
     """Take the steps of a run, and go on after its last one, at the learning rate of the last one."""
     interval = LogInterval(run.config.log.every_steps, _ENDLESS)
     run.loader.repeat()
-    engine = Engine(replace(run, last_step=_ENDLESS, log_interval=interval))
-    for report in engine.steps():
-        yield report
-        if report.step + 1 == run.last_step:
-            engine.step.training = replace(engine.training, scheduler=None)
+    training = run.training
+    if training.scheduler is not None and run.last_step is not None:
+        scheduler: Any = _Ending(training.scheduler, run.last_step // training.steps_per_value)
+        training = replace(training, scheduler=scheduler)
+    yield from Engine(replace(run, training=training, last_step=_ENDLESS, log_interval=interval)).steps()
+
+
+class _Ending:
+    """A scheduler that takes the steps of the run, and none after them."""
+
+    def __init__(self, scheduler: Any, num_steps: int) -> None:
+        self._scheduler, self._steps = scheduler, iter(range(num_steps))
+
+    def step(self) -> None:
+        """Step it, if it has not taken all."""
+        if next(self._steps, None) is not None:
+            self._scheduler.step()
 
 
 def _take_peaks(devices: Sequence[torch.device], live: LiveStorage | None) -> Sequence[int]:

@@ -16,7 +16,7 @@ from lanewise.commands.verify.hidden import changed, hidden_state
 from lanewise.commands.verify.metric import MetricProbe, probe_metrics
 from lanewise.commands.verify.probe import Probe, begin_with, probe
 from lanewise.commands.verify.probed_run import ProbedRun, evaluate_batch
-from lanewise.commands.verify.trace import BUFFER, Trace, run_steps, steps_of
+from lanewise.commands.verify.trace import BUFFER, Trace, run_steps, run_twice, steps_of
 from lanewise.commands.verify.update import Updates, probe_updates
 from lanewise.data import digest
 from lanewise.engine.engine import Engine, build_engine
@@ -137,9 +137,10 @@ class VerifyJob(Job):
                     raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
                 steps = steps[half:]
                 trace.at_checkpoint = self._state_of(training)
-            engine = Engine(run)
+            made_first: dict[str, str] = {}
+            engine = Engine(replace(run, training=run_twice(training, made_first)))
             hidden = hidden_state(training.model, task=task)
-            for step in run_steps(engine, world, steps):
+            for step in run_steps(engine, world, steps, made_first):
                 trace.steps.append(step)
                 if self.resume_from is None and len(trace.steps) == half:
                     # A run evaluates between its steps, which may depend on what that changes.

@@ -140,8 +140,8 @@ class ProbedRun:
         self.num_samples = schedule.num_samples
         max_steps, epochs = config.train.max_steps, config.train.epochs if self.of_stream is None else 1
         self.has_later_epoch = epochs != 1 and (max_steps is None or max_steps > schedule.steps_per_epoch)
-        self.reader = loader.reader
-        self.reader.length = RunLength(last_step_of(config, loader) if self.of_stream is None else max_steps)
+        length = RunLength(last_step_of(config, loader) if self.of_stream is None else max_steps)
+        self.reader = replace(loader.reader, length=length)
         self._enter(0, 0)
         self.lanes = LaneRunner(self.task, Precision(config.precision, device.type), self.seed)
         self._order = loader.order

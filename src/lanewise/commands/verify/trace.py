@@ -1,7 +1,7 @@
 """Takes a few steps of a run, notes what they computed as digests, and compares two runs."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -126,8 +126,18 @@ def steps_of(loader: LaneSource, num_steps: int, last_step: int | None) -> list[
     return list(range(num_steps if last_step is None else min(num_steps, last_step)))
 
 
-def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[StepTrace]:
-    """Take these steps one after the other, and trace each. Collective: every rank must call this."""
+def run_steps(
+    engine: Engine, world: World, steps: Sequence[int], first: dict[str, str] | None = None
+) -> Iterator[StepTrace]:
+    """Take these steps one after the other, and trace each. Collective: every rank must call this.
+
+    Args:
+        engine: takes the steps.
+        world: the processes.
+        steps: their numbers.
+        first: where `run_twice` notes what it made of a step.
+    """
+    first = {} if first is None else first
     model, optimizer = engine.training.model, engine.training.optimizer
     weights = _digests(model.named_parameters())
     trace = StepTrace(-1)
@@ -156,10 +166,7 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
 
         return (this, look_once), {}
 
-    engine.step.pass_.attributes.num_watched = 0  # the probes look further, and go on
-    first: dict[str, str] = {}
-    training = engine.step.training
-    engine.step.training = replace(training, after_update=_twice(training, first))
+    engine.step.pass_.attributes.watch_no_more()  # the probes look further, and go on
     handle = optimizer.register_step_pre_hook(before_update)
     try:
         for step in steps:
@@ -184,14 +191,13 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[St
             yield trace
     finally:
         handle.remove()
-        engine.step.training = training
 
 
-def _twice(training: Training, first: dict[str, str]) -> Callable[[Any], None] | None:
-    """Return what follows an update, before which `Task.after_update` runs once, and its result is noted."""
+def run_twice(training: Training, first: dict[str, str]) -> Training:
+    """Let `Task.after_update` run twice from the same state, and note what the first time made."""
     model, after_update = training.model, training.after_update
     if after_update is None:
-        return None
+        return training
 
     def update(gradient: Any) -> None:
         kept = {name: tensor.detach().clone() for name, tensor in _tensors(model)}
@@ -202,7 +208,7 @@ def _twice(training: Training, first: dict[str, str]) -> Callable[[Any], None] |
                 tensor.copy_(kept[name])
         after_update(gradient)
 
-    return update
+    return replace(training, after_update=update)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -119,8 +119,8 @@ class StreamSet:
                 batch.data = copy.data
             yield batch
         if batch is None and fills_empty:
-            first = replace(read_first(self.reader), indices=(), num_samples=0, missing=())
-            first.turn = LaneTurn(0, 0, lanes.start, range(0), (), is_last=True)
+            turn = LaneTurn(0, 0, lanes.start, range(0), (), is_last=True)
+            first = replace(read_first(self.reader), turn=turn, indices=(), num_samples=0, missing=())
             yield from to_device([first], device)
 
 

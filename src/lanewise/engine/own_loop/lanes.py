@@ -28,6 +28,7 @@ from lanewise.config import (
 from lanewise.data.audit import AuditLog
 from lanewise.data.collate import collate as default_collate
 from lanewise.data.lane_stream import Stream
+from lanewise.data.source import with_reader
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.buffers.pack import find_places
 from lanewise.engine.own_loop.average import Average
@@ -249,7 +250,8 @@ class Lanes:
             tables=tables,
             fills_empty=True,  # for `Step.batch_loss`
         )
-        loader.reader.number = self._datasets.begin(loader.identity, first_step, data_changes=data_changes)
+        number = self._datasets.begin(loader.identity, first_step, data_changes=data_changes)
+        loader = with_reader(loader, number=number)
         if loader.state is not None:
             self._datasets.add_stream(loader.state)
         batches = loader.batches(first_step, None)

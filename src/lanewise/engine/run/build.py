@@ -15,6 +15,7 @@ from lanewise.config.class_path import resolve_class
 from lanewise.config.classes import build
 from lanewise.data import LaneSource
 from lanewise.data.collate import collate
+from lanewise.data.source import with_reader
 from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.precision import Precision
 from lanewise.engine.run.optimizer import build_optimizer, refuse_draws
@@ -265,8 +266,7 @@ def build_run_loader(config: RunConfig, task: Task, world: World, placement: Pla
         num_epochs=config.train.epochs,
         fills_empty=config.distributed.kind.shards_weights or task.loss_method() == "batch_loss",
     )
-    source.reader.length = RunLength(last_step_of(config, source))
-    return source
+    return with_reader(source, length=RunLength(last_step_of(config, source)))
 
 
 def choose_order(config: RunConfig) -> OrderChoice | None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from lanewise.config import Equality
 from lanewise.data import LaneBatch
-from lanewise.engine.precision import LossScale, Precision
+from lanewise.engine.precision import Precision
 from lanewise.engine.step.lane_error import named_lane, note_lane
 from lanewise.engine.step.terms import LaneLoss, check_each, check_whole
 from lanewise.lanes import LaneTurn, Placement, evaluation_seed, lane_seed, update_seed
@@ -37,11 +37,6 @@ class LaneRunner:
     precision: Precision
     seed: int
     """Seed of the run."""
-
-    @property
-    def loss_scale(self) -> LossScale | None:
-        """What keeps fp16 gradients in range; None where losses are not scaled."""
-        return self.precision.loss_scale
 
     @cached_property
     def loss_method(self) -> str:

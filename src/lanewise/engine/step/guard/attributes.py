@@ -15,7 +15,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, final
@@ -93,13 +92,16 @@ class Attributes(Look):
                 require_equal_state(self._reducer.replicas[0], self._world, turn.step - 1)
             self._before, self._sums = self._look(), self._sums_of_step_state()
 
+    def watch_no_more(self) -> None:
+        """Run what is run once in a step without a look at it."""
+        self.num_watched = 0
+
     def before_forward(self, turn: LaneTurn, lane: Any) -> None:
         """See `Look`."""
         is_wanted = self.num_watched and self._lane is None and not self._reducer.forward_is_collective
         # A batch is of a loop of the user's own, whose forward is not known.
         if is_wanted and not isinstance(lane, LaneBatch) and lane.batch.has_samples:
-            self._lane = copy(lane)
-            self._lane.batch = replace(lane.batch, data=copied(lane.batch.data))
+            self._lane = replace(lane, batch=replace(lane.batch, data=copied(lane.batch.data)))
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         """See `Look`."""
