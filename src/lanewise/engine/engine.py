@@ -21,7 +21,8 @@ from lanewise.engine.run.saving import Saving
 from lanewise.engine.samples.epoch_reads import EpochReads
 from lanewise.engine.step.build import build_pass
 from lanewise.engine.step.closure import ClosureStep
-from lanewise.engine.step.lanes import LaneLosses, Spread
+from lanewise.engine.step.lanes import LaneLosses
+from lanewise.engine.step.message import Spread
 from lanewise.engine.step.metrics import IntervalReport, StepMetrics, StepReport
 from lanewise.engine.step.several_losses import SeveralLosses
 from lanewise.engine.step.shared import SharedLoss

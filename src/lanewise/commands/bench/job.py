@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, final
 
 import torch
@@ -211,21 +212,10 @@ def _steps_without_end(run: Run) -> Iterator[StepReport]:
     run.loader.repeat()
     training = run.training
     if training.scheduler is not None and run.last_step is not None:
-        scheduler: Any = _Ending(training.scheduler, run.last_step // training.steps_per_value)
+        steps = repeat(training.scheduler.step, run.last_step // training.steps_per_value)
+        scheduler: Any = SimpleNamespace(step=lambda: [step() for step in islice(steps, 1)])  # or nothing
         training = replace(training, scheduler=scheduler)
     yield from Engine(replace(run, training=training, last_step=_ENDLESS, log_interval=interval)).steps()
-
-
-class _Ending:
-    """A scheduler that takes the steps of the run, and none after them."""
-
-    def __init__(self, scheduler: Any, num_steps: int) -> None:
-        self._scheduler, self._steps = scheduler, iter(range(num_steps))
-
-    def step(self) -> None:
-        """Step it, if it has not taken all."""
-        if next(self._steps, None) is not None:
-            self._scheduler.step()
 
 
 def _take_peaks(devices: Sequence[torch.device], live: LiveStorage | None) -> Sequence[int]:

@@ -45,7 +45,7 @@ from lanewise.engine.state.left_out import digests_left_out
 from lanewise.engine.state.resume_check import identify_exact
 from lanewise.engine.step.average import build_average
 from lanewise.engine.step.build import build_pass
-from lanewise.engine.step.lanes import Spread
+from lanewise.engine.step.message import Spread
 from lanewise.engine.step.phases import Phases
 from lanewise.errors import TaskError, raised_at_call
 from lanewise.lanes import OrderInputs, Placement, SampleOrder, model_seed

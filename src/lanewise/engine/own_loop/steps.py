@@ -12,8 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lanewise.data import LaneBatch, LaneSource
 from lanewise.engine.buffers.pack import BufferPlace
-from lanewise.engine.step.lanes import Spread, StepBatches
-from lanewise.engine.step.message import means
+from lanewise.engine.step.lanes import StepBatches
+from lanewise.engine.step.message import Spread, means
 from lanewise.engine.step.metrics import Gradient
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.shared import SharedLoss

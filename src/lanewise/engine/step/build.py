@@ -14,8 +14,7 @@ from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.guard.shared_generators import SharedGenerators
 from lanewise.engine.step.joining import Joining
-from lanewise.engine.step.lanes import Spread
-from lanewise.engine.step.message import StepMessage
+from lanewise.engine.step.message import Spread, StepMessage
 from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.step import Pass
@@ -67,5 +66,5 @@ def build_pass(
         rules.append(collectives.require_even)
     joining = Joining(reducer, world, placement, is_on=task is not None and has_after_update(task))
     names = () if log is None else log.metric_names
-    message = StepMessage(world, placement, loss_scale, names, equality, joining=joining)
+    message = StepMessage(spread, loss_scale, names, joining=joining)
     return Pass(reducer, spread, buffers, phases, message, rules, looks, attributes, log, vote)

@@ -8,16 +8,14 @@ from typing import Any, Protocol, TypeVar, final
 import torch
 from torch import nn
 
-from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.engine.precision import Precision
 from lanewise.engine.step.lane_error import named_lane, note_lane
 from lanewise.engine.step.terms import LaneLoss, check_each, check_whole
-from lanewise.lanes import LaneTurn, Placement, evaluation_seed, lane_seed, update_seed
+from lanewise.lanes import LaneTurn, evaluation_seed, lane_seed, update_seed
 from lanewise.processes.device.accelerator import new_stream, on_stream
 from lanewise.processes.device.nested import copied, map_leaves
 from lanewise.processes.device.random_state import set_random_state
-from lanewise.processes.world.world import World
 from lanewise.reduce import LaneWork
 from lanewise.task import Task
 
@@ -196,19 +194,6 @@ class StepBatches:
         """Yield copies, for a forward that may change its batch and is not the last one."""
         for batch in self:
             yield replace(batch, data=copied(batch.data))
-
-
-@final
-@dataclass(frozen=True)
-class Spread:
-    """How the lanes of a run are spread over processes, and what these promise."""
-
-    world: World
-    """The processes."""
-    placement: Placement
-    """Which process carries which lanes."""
-    equality: Equality
-    """The grade."""
 
 
 class LaneLosses(Protocol):

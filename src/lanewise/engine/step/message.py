@@ -28,6 +28,19 @@ _ABSENT = Term(0.0, 0.0)
 """A metric that a lane did not report."""
 
 
+@final
+@dataclass(frozen=True)
+class Spread:
+    """How the lanes of a run are spread over processes, and what these promise."""
+
+    world: World
+    """The processes."""
+    placement: Placement
+    """Which process carries which lanes."""
+    equality: Equality
+    """The grade."""
+
+
 @dataclass
 class StepTotals:
     """Totals of a step over all lanes; the same on every rank, for any number of processes."""
@@ -88,32 +101,26 @@ class StepMessage:
     In each step call `begin`, `add` for each lane, `send` before the backward of the last one, and `receive`.
 
     Args:
-        world: the processes.
-        placement: which process carries which lanes.
+        spread: tells who carries the lanes; in `exact` a loss of all samples must be equal on all processes.
         loss_scale: keeps fp16 gradients in range; None where losses are not scaled.
         metric_names: names of metrics that lanes reported before the run was resumed.
-        equality: the grade, in which a loss of all samples must be equal on all processes.
         joining: joins what the lanes give for the whole step.
     """
 
     def __init__(
         self,
-        world: World,
-        placement: Placement,
+        spread: Spread,
         loss_scale: LossScale | None,
         metric_names: Collection[str] = (),
-        equality: Equality = "exact",
         *,
         joining: Joining,
     ) -> None:
-        self._world = world
-        self._placement = placement
+        self._world, self._placement, self._equality = spread.world, spread.placement, spread.equality
         self.loss_scale = loss_scale
         self.scale = 1.0
         """The factor by which all losses of the step, and so all gradients, are multiplied."""
-        self._travels = world.world_size > 1 or world.device.type != "cpu"
+        self._travels = self._world.world_size > 1 or self._world.device.type != "cpu"
         """If not, no tensor is made, whose overhead would show in a small step."""
-        self._equality = equality
         self._joining = joining
         self.find_not_finite: Callable[[], list[int]] = list
         """Returns the lanes of this process with outputs that are not finite, where one loss is of all."""

@@ -15,14 +15,7 @@ import torch
 
 from lanewise.data import LaneBatch
 from lanewise.engine.step.lane_error import named_lane
-from lanewise.engine.step.lanes import (
-    DerivedLane,
-    LaneLosses,
-    LaneRunner,
-    StepBatches,
-    TaskLane,
-    to_device,
-)
+from lanewise.engine.step.lanes import DerivedLane, LaneLosses, LaneRunner, StepBatches, TaskLane, to_device
 from lanewise.engine.step.step import Pass
 from lanewise.engine.step.terms import LaneLoss, add_terms, check_each, terms_of
 from lanewise.errors import TaskError

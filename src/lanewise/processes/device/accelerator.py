@@ -52,7 +52,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 @cache
-def accelerator_module() -> ModuleType | None:
+def built_for() -> ModuleType | None:
     """Return torch's module of the accelerator that it was built for and finds; None where there is none."""
     accelerator = torch.accelerator.current_accelerator()
     return None if accelerator is None else torch.get_device_module(accelerator)
@@ -60,7 +60,7 @@ def accelerator_module() -> ModuleType | None:
 
 def module_in_use() -> ModuleType | None:
     """Return torch's module of the accelerator if this process uses it; asking does not wake the device."""
-    module = accelerator_module()
+    module = built_for()
     if module is None:
         return None
     if hasattr(module, "is_initialized"):

@@ -12,12 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lanewise.processes.device.accelerator import (
-    accelerator_module,
-    generator_state,
-    module_in_use,
-    set_generator_state,
-)
+from lanewise.processes.device import accelerator
 
 _NUM_WORDS = 624
 
@@ -32,8 +27,8 @@ def set_random_state(seed: int) -> None:
     np.random.seed(seed & 0xFFFF_FFFF)  # noqa: NPY002 - the user's code may draw from the global state
     # Seeding the generator itself takes 1 us; torch.manual_seed also asks every other backend, 60 us.
     torch.default_generator.manual_seed(seed)
-    if accelerator_module() is not None and (accelerator := module_in_use()) is not None:
-        accelerator.manual_seed(seed)
+    if accelerator.built_for() is not None and (module := accelerator.module_in_use()) is not None:
+        module.manual_seed(seed)
 
 
 def take_random_state() -> Callable[[], None]:
@@ -42,14 +37,14 @@ def take_random_state() -> Callable[[], None]:
     Among accelerators it is the one that the thread uses: now, and when the function is called.
     """
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
-    of_torch, of_accelerator = torch.get_rng_state(), generator_state()
+    of_torch, of_accelerator = torch.get_rng_state(), accelerator.generator_state()
 
     def put_back() -> None:
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
         torch.set_rng_state(of_torch)
         if of_accelerator is not None:
-            set_generator_state(of_accelerator)
+            accelerator.set_generator_state(of_accelerator)
 
     return put_back
 
@@ -57,7 +52,7 @@ def take_random_state() -> Callable[[], None]:
 def generator_states() -> dict[str, object]:
     """Return the states of the same generators, by the name of each, to be compared."""
     of_numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - as above
-    of_accelerator = generator_state()
+    of_accelerator = accelerator.generator_state()
     return {
         "python's generator": random.getstate(),
         "numpy's generator": repr(

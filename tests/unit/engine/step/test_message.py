@@ -10,7 +10,7 @@ from lanewise import Loss
 from lanewise.data import LaneBatch
 from lanewise.engine.precision import LossScale
 from lanewise.engine.step.joining import Joining
-from lanewise.engine.step.message import StepMessage, StepTotals, means
+from lanewise.engine.step.message import Spread, StepMessage, StepTotals, means
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.engine.step.wire import LaneRow, Term, Told
 from lanewise.errors import NonFiniteLossError, TaskError, WorldError
@@ -25,7 +25,7 @@ NUM_LANES = 40
 
 def message(num_lanes: int, scale: LossScale | None = None) -> StepMessage:
     placement = Placement.of(num_lanes, ALONE)
-    return StepMessage(ALONE, placement, loss_scale=scale, joining=joining(ALONE, placement))
+    return StepMessage(Spread(ALONE, placement, "exact"), loss_scale=scale, joining=joining(ALONE, placement))
 
 
 def joining(world: LocalWorld, placement: Placement) -> Joining:
@@ -94,7 +94,7 @@ def test_other_lanes_than_those_of_the_step_are_an_error():
 
     world = Two(torch.device("cpu"))
     placement = Placement.of(2, ALONE)
-    told = StepMessage(world, placement, loss_scale=None, joining=joining(world, placement))
+    told = StepMessage(Spread(world, placement, "exact"), loss_scale=None, joining=joining(world, placement))
     told.begin()
     turn = LaneTurn(0, 0, 0, range(1), present=range(2), is_last=True)
     batch = LaneBatch(turn, (0,), None, 1)

@@ -57,7 +57,7 @@ def build_for(monkeypatch):
             monkeypatch.setattr(torch.accelerator, name, fake)
         return notes
 
-    caches = (accelerator.accelerator_module, accelerator.has_streams, accelerator._side_stream)
+    caches = (accelerator.built_for, accelerator.has_streams, accelerator._side_stream)
     for one in caches:
         one.cache_clear()
     yield build

@@ -50,8 +50,8 @@ def test_python_uses_all_64_bits_and_numpy_the_lower_32():
 def test_the_accelerator_is_seeded_too(monkeypatch):
     seeds = []
     module = SimpleNamespace(manual_seed=seeds.append)
-    monkeypatch.setattr(random_state, "accelerator_module", lambda: module)
-    monkeypatch.setattr(random_state, "module_in_use", lambda: module)
+    monkeypatch.setattr(random_state.accelerator, "built_for", lambda: module)
+    monkeypatch.setattr(random_state.accelerator, "module_in_use", lambda: module)
     set_random_state(2**63 + 5)
     assert seeds == [2**63 + 5]
 
