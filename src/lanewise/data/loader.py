@@ -91,9 +91,8 @@ class LaneLoader:
         """
         turns = self.schedule.turns(self.lanes, first_step, last_step)
         if not self.order.reads_blocks or self.num_workers < 2:
-            return read_turns(
-                self.reader, self._requests(turns), self.num_workers, pin_memory=self.pin_memory
-            )
+            requests = self._requests(turns)
+            return read_turns(self.reader, requests, self.num_workers, pin_memory=self.pin_memory)
         shares = worker_shares(self.lanes, self.num_workers)
         dealt = self._deal(self.schedule.turns(self.lanes, first_step, last_step), shares)
         return _in_order(turns, read_turns(self.reader, dealt, len(shares), pin_memory=self.pin_memory))

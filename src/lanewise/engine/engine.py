@@ -22,13 +22,12 @@ from lanewise.engine.samples.epoch_reads import EpochReads
 from lanewise.engine.step.build import build_pass
 from lanewise.engine.step.closure import ClosureStep
 from lanewise.engine.step.lanes import LaneLosses
-from lanewise.engine.step.message import Spread
 from lanewise.engine.step.metrics import IntervalReport, StepMetrics, StepReport
 from lanewise.engine.step.several_losses import SeveralLosses
 from lanewise.engine.step.shared import SharedLoss
 from lanewise.engine.step.step import OwnLosses, TrainStep
 from lanewise.engine.step.whole_loss import task_loss
-from lanewise.engine.step.wire import Votes
+from lanewise.engine.step.wire import Spread, Votes
 from lanewise.engine.transforms import CompilationLog
 from lanewise.errors import ConfigError, PreemptedError, noting
 from lanewise.lanes import own_progress

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count, pairwise
+from itertools import count
 from typing import NamedTuple
 
 from lanewise.lanes.tree import Present
@@ -139,8 +139,12 @@ class SequentialSchedule:
 def _shares(positions: range, num_lanes: int, lanes: range) -> list[range]:
     """Return the positions of some lanes where `num_lanes` share all as evenly as possible."""
     size, larger = divmod(len(positions), num_lanes)
-    firsts = [lane * size + min(lane, larger) for lane in range(lanes.start, lanes.stop + 1)]
-    return [positions[first:stop] for first, stop in pairwise(firsts)]
+    shares, first = [], lanes.start * size + min(lanes.start, larger)
+    for lane in lanes:
+        stop = first + size + (lane < larger)
+        shares.append(positions[first:stop])
+        first = stop
+    return shares
 
 
 class LaneTurn(NamedTuple):

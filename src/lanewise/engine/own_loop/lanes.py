@@ -45,8 +45,8 @@ from lanewise.engine.state.left_out import digests_left_out
 from lanewise.engine.state.resume_check import identify_exact
 from lanewise.engine.step.average import build_average
 from lanewise.engine.step.build import build_pass
-from lanewise.engine.step.message import Spread
 from lanewise.engine.step.phases import Phases
+from lanewise.engine.step.wire import Spread
 from lanewise.errors import TaskError, raised_at_call
 from lanewise.lanes import OrderInputs, Placement, SampleOrder, model_seed
 from lanewise.processes.device.determinism import set_determinism
@@ -127,8 +127,7 @@ class Lanes:
         self.device = self._world.device
         self._seed, self._distributed = seed, distributed
         self._precision = Precision(precision, self.device.type)
-        spread = Spread(self._world, self._placement, equality)
-        self._prepared = Prepared(seed, spread, Phases(self.device))
+        self._prepared = Prepared(seed, Spread(self._world, self._placement, equality), Phases(self.device))
         self._precision_name = precision
         self._datasets = OwnDatasets()
         self._averages: dict[nn.Module, Average] = {}

@@ -13,12 +13,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lanewise.data import LaneBatch, LaneSource
 from lanewise.engine.buffers.pack import BufferPlace
 from lanewise.engine.step.lanes import StepBatches
-from lanewise.engine.step.message import Spread, means
+from lanewise.engine.step.message import means
 from lanewise.engine.step.metrics import Gradient
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.shared import SharedLoss
 from lanewise.engine.step.step import Pass
 from lanewise.engine.step.whole_loss import WholeLoss
+from lanewise.engine.step.wire import Spread
 from lanewise.errors import TaskError
 from lanewise.lanes import lane_seed, update_seed
 from lanewise.processes.device.random_state import set_random_state

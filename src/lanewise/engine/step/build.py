@@ -14,11 +14,11 @@ from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.guard.shared_generators import SharedGenerators
 from lanewise.engine.step.joining import Joining
-from lanewise.engine.step.message import Spread, StepMessage
+from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.step import Pass
-from lanewise.engine.step.wire import Votes
+from lanewise.engine.step.wire import Spread, Votes
 from lanewise.lanes import LaneTurn
 from lanewise.reduce import Reducer
 from lanewise.task import Task

@@ -11,34 +11,19 @@ from typing import Any, final
 
 import torch
 
-from lanewise.config import Equality
 from lanewise.data import LaneBatch
 from lanewise.engine.precision import LossScale
 from lanewise.engine.step.joining import Joined, Joining
 from lanewise.engine.step.parts import NO_PARTS
 from lanewise.engine.step.terms import LaneLoss, require_weight
-from lanewise.engine.step.wire import LaneRow, Term, Told, Votes, start_exchange
+from lanewise.engine.step.wire import LaneRow, Spread, Term, Told, Votes, start_exchange
 from lanewise.errors import MOST_SHOWN, DataError, NonFiniteLossError, TaskError, WorldError, shorten
-from lanewise.lanes import LaneTurn, Placement
-from lanewise.processes.world.world import World
+from lanewise.lanes import LaneTurn
 
 logger = logging.getLogger(__name__)
 
 _ABSENT = Term(0.0, 0.0)
 """A metric that a lane did not report."""
-
-
-@final
-@dataclass(frozen=True)
-class Spread:
-    """How the lanes of a run are spread over processes, and what these promise."""
-
-    world: World
-    """The processes."""
-    placement: Placement
-    """Which process carries which lanes."""
-    equality: Equality
-    """The grade."""
 
 
 @dataclass

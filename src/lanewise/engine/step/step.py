@@ -21,12 +21,12 @@ from lanewise.engine.step.guard.attributes import Attributes
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.lane_error import named_lane, note_lane
 from lanewise.engine.step.lanes import DerivedLane, LaneLosses, LaneRunner, StepBatches, TaskLane, to_device
-from lanewise.engine.step.message import Spread, StepMessage
+from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.metrics import Gradient, LogInterval, StepMetrics, StepReport
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.engine.step.update import Training, explain
-from lanewise.engine.step.wire import Votes
+from lanewise.engine.step.wire import Spread, Votes
 from lanewise.lanes import LaneTurn
 from lanewise.processes.watch.heartbeat import (
     BACKWARD,

@@ -1,13 +1,29 @@
 """How the messages of a step travel: each as a row of float64 numbers, all of them in one all-gather."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 
+from lanewise.config import Equality
+from lanewise.lanes import Placement
 from lanewise.processes.device.accelerator import float64_device
 from lanewise.processes.world.world import World
+
+
+@final
+@dataclass(frozen=True)
+class Spread:
+    """How the lanes of a run are spread over processes, and what these promise."""
+
+    world: World
+    """The processes."""
+    placement: Placement
+    """Which process carries which lanes."""
+    equality: Equality
+    """The grade."""
 
 
 class Votes(NamedTuple):

@@ -10,9 +10,9 @@ from lanewise import Loss
 from lanewise.data import LaneBatch
 from lanewise.engine.precision import LossScale
 from lanewise.engine.step.joining import Joining
-from lanewise.engine.step.message import Spread, StepMessage, StepTotals, means
+from lanewise.engine.step.message import StepMessage, StepTotals, means
 from lanewise.engine.step.terms import LaneLoss
-from lanewise.engine.step.wire import LaneRow, Term, Told
+from lanewise.engine.step.wire import LaneRow, Spread, Term, Told
 from lanewise.errors import NonFiniteLossError, TaskError, WorldError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import LocalWorld
