@@ -74,9 +74,10 @@ def build_scheduler(
     plateau: Plateau | None = None
     if of_class is not None and follows_evaluation(section):
         best, mode = config.evaluate.best, config.evaluate.best_mode
-        of_class = replace(of_class, init_args={"mode": mode, **of_class.init_args})
+        known = {} if mode is None else {"mode": mode}  # `bench` does not evaluate
+        of_class = replace(of_class, init_args={**known, **of_class.init_args})
         plateau = Plateau(build_section("scheduler", of_class, optimizer), num_warmup)
-        if (own := plateau.scheduler.mode) != mode:
+        if (own := plateau.scheduler.mode) != mode and known:
             raise ConfigError(
                 f"scheduler.init_args.mode contradicts evaluate.best_mode: got {own} and {mode} for {best}. "
                 "Leave mode out, or set evaluate.best_mode too."

@@ -243,6 +243,14 @@ def test_a_run_that_is_too_short_is_refused(section, said):
         named_factor(SchedulerConfig(**section), 6)
 
 
+def test_a_plateau_is_built_where_nothing_is_evaluated():
+    """`lanewise bench` evaluates nothing, and so knows no mode: "mode must be 'min' or 'max', got null"."""
+    config = configure_scheduled(STEPS, SchedulerConfig(class_path=PLATEAU))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=LR)
+    _, plateau = build_scheduler(config, optimizer, STEPS)
+    assert plateau is not None
+
+
 def named(steps: int = STEPS, **section: Any) -> RunConfig:
     """A run of three parameters' groups with one learning rate, saved after every second step."""
     config = configure(Stuck, num_lanes=4, steps=steps, optimizer="torch.optim.SGD", lr=LR)

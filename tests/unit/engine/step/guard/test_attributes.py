@@ -1,6 +1,8 @@
 """What lanes, and what runs once in a step, may keep besides parameters and buffers."""
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,12 +21,12 @@ from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.world.world import LocalWorld
 
 
+@dataclass
 class Lane:
     """A lane whose loss is the sum of the outputs times what a function of the task returns."""
 
-    def __init__(self, turn, factor):
-        self.batch = LaneBatch(turn, (0,), torch.ones(1, 2), 1)
-        self.factor = factor
+    batch: LaneBatch
+    factor: Callable[[], object]
 
     def forward(self, model, data):
         set_random_state(5)
@@ -47,7 +49,7 @@ def run(attributes, factor, backward=lambda: None):
     for step in range(9):
         for number in range(2):
             turn = LaneTurn(0, step, number, range(1), range(2), is_last=number == 1)
-            lane = Lane(turn, factor)
+            lane = Lane(LaneBatch(turn, (0,), torch.ones(1, 2), 1), factor)
             if not number:
                 attributes.begin(turn)
             attributes.before_forward(turn, lane)
