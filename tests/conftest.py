@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,9 +18,11 @@ from hypothesis import settings
 
 from lanewise.config import pin_environment
 from tests import server
+from tests.patience import patient
 from tests.timing import Timing
 
 ROOT = Path(__file__).parents[1]
+_CACHE = pytest.StashKey[str]()
 
 pin_environment(threads=1, equality="exact")
 # Warnings are errors in the processes that tests start as well; pytest's own setting ends at this process.
@@ -86,6 +89,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples are tried; start the server that tests fork from, or join it in a worker."""
     config.pluginmanager.register(Timing(is_recorded=config.getoption("record_seconds")))
     settings.load_profile("fast" if "not slow" in config.option.markexpr else "all")
+    if not hasattr(config, "workerinput"):  # else it is set already, before the server started
+        config.stash[_CACHE] = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="lanewise-cache-")
     if hasattr(config, "workerinput"):
         server.join(config.workerinput["server"])
     else:
@@ -93,6 +98,20 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         gc.disable()  # what is imported stays
         import_module("tests.light")  # in each process that collects tests
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove what examples and data sets kept: no run of the tests finds what another one left."""
+    if _CACHE in config.stash:
+        shutil.rmtree(config.stash[_CACHE], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let a test take longer on a slow machine before it counts as one that hangs."""
+    usual = float(config.getini("timeout"))
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        item.add_marker(pytest.mark.timeout(patient(limit.args[0] if limit else usual)), append=False)
 
 
 def pytest_collection_finish() -> None:

@@ -1,12 +1,27 @@
-"""Finds where processes wait for calls."""
+"""Finds where processes wait for calls, and where one may."""
 
 import ipaddress
+import socket
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 _LISTEN, _IS_LISTENING = "0A", 0x10000
+
+
+def reserve_port() -> int:
+    """Return a port of this machine that a program may listen at, and which nobody gets who asks for any.
+
+    A socket is bound to it as long as this process lives, and does not listen. A port that was only seen to
+    be free could be another test's by the time that the program starts.
+    """
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", 0))
+    port = int(bound.getsockname()[1])
+    bound.detach()
+    return port
 
 
 def addresses(pids: Iterable[int]) -> set[str]:

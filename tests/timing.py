@@ -1,27 +1,24 @@
-"""Runs the files that take longest first, and says at the start how long all of them take here.
+"""Runs the slowest files first, and says how long all takes, what was skipped and what took longest.
 
 seconds.json keeps what each file took once: pytest --record-seconds writes it anew.
 """
 
 import json
 import os
-import time
+import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.patience import measure_speed
 
 TESTS = Path(__file__).parent
 RECORD = TESTS / "seconds.json"
 _OF_A_NEW_FILE = 5.0
-
-
-def _measure_speed() -> float:
-    """Return how many seconds this process needs for a little work."""
-    begin = time.process_time()
-    for _ in range(20):
-        sum(number * number for number in range(10_000))
-    return time.process_time() - begin
+_NUM_SLOWEST = 10
+_PACKAGE = re.compile(r"\(Debian: (.+?)\)|not installed: (\w+)|could not import '(\w+)")
 
 
 def _file_of(nodeid: str) -> str:
@@ -34,6 +31,10 @@ class Timing:
     def __init__(self, *, is_recorded: bool) -> None:
         self.is_recorded = is_recorded
         self.seconds: Counter[str] = Counter()
+        self.of_tests: Counter[str] = Counter()
+        self.num_tests: Counter[str] = Counter()
+        """Of each file that is run."""
+        self.num_done: Counter[str] = Counter()
         known = json.loads(RECORD.read_text()) if RECORD.exists() else {"speed": 1.0, "files": {}}
         self.speed, self.files = known["speed"], known["files"]
 
@@ -42,22 +43,70 @@ class Timing:
         if config.args != config.getini("testpaths") or not self.files:
             return None
         at_once = min(config.getoption("numprocesses", None) or 1, os.cpu_count() or 1)
-        minutes = sum(self.files.values()) / at_once * _measure_speed() / self.speed / 60
+        minutes = sum(self.files.values()) / at_once * measure_speed() / self.speed / 60
         return (
             f"{len(self.files)} files of tests take about {minutes:.0f} minutes here, "
             "if the machine has nothing else to do"
         )
 
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Let the percentage that is shown be that of the time, not of the tests."""
+        reporter = session.config.pluginmanager.getplugin("terminalreporter")
+        if hasattr(reporter, "_get_progress_information_message"):  # else tests are counted
+            reporter._get_progress_information_message = self._progress
+
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Let the files that take longest begin first, so that in the end no worker is alone with one."""
-        items.sort(key=lambda item: -self.files.get(_file_of(item.nodeid), _OF_A_NEW_FILE))
+        items.sort(key=lambda item: -self._expected(_file_of(item.nodeid)))
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Count the tests of each file; with workers, one of them has told them already."""
+        self._count([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """Count the tests of each file."""
+        self._count(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a test."""
         self.seconds[_file_of(report.nodeid)] += report.duration
+        self.of_tests[report.nodeid] += report.duration
+        self.num_done[_file_of(report.nodeid)] += report.when == "teardown"
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say what was skipped and how to install what was missing, and what took longest."""
+        if sum(self.num_tests.values()) <= _NUM_SLOWEST:
+            return
+        reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
+        if reasons:
+            terminalreporter.section("not run")
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count:4} {reason.removeprefix('Skipped: ')}")
+        found = [match for reason in reasons for match in _PACKAGE.finditer(reason)]
+        if debian := sorted({match[1] for match in found if match[1]}):
+            terminalreporter.write_line(f"to run them: apt-get install {' '.join(debian)}")
+        if any(not match[1] for match in found):
+            terminalreporter.write_line("for the rest: .venv/bin/pip install -c constraints.txt -e '.[dev]'")
+        terminalreporter.section(f"slowest {_NUM_SLOWEST}")
+        for nodeid, seconds in self.of_tests.most_common(_NUM_SLOWEST):
+            terminalreporter.write_line(f"{seconds:6.1f} s {nodeid}")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write what the files took, of all workers."""
         if self.is_recorded and not hasattr(session.config, "workerinput"):
             files = {name: round(seconds, 1) for name, seconds in sorted(self.seconds.items())}
-            RECORD.write_text(json.dumps({"speed": _measure_speed(), "files": files}, indent=1) + "\n")
+            RECORD.write_text(json.dumps({"speed": measure_speed(), "files": files}, indent=1) + "\n")
+
+    def _expected(self, name: str) -> float:
+        return float(self.files.get(name, _OF_A_NEW_FILE))
+
+    def _count(self, nodeids: list[str]) -> None:
+        self.num_tests = Counter(map(_file_of, nodeids)) or self.num_tests
+
+    def _progress(self) -> str:
+        """Return the share of the time that is over, as far as the record knows."""
+        # A file that took no time counts as its tests' share of a second, so that the end is always 100.
+        whole = {name: self._expected(name) + 0.1 for name in self.num_tests}
+        done = sum(seconds * self.num_done[name] / self.num_tests[name] for name, seconds in whole.items())
+        return f" [{100 * done / sum(whole.values()) if whole else 100:3.0f}%]"

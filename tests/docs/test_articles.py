@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.integration.command import BIN, TORCHRUN, Cold, Done, run, train
+from tests.listening import reserve_port
 from tests.script import run_script
 
 PAGES = Path(__file__).parents[2] / "docs" / "coming_from"
@@ -26,15 +26,9 @@ def folder(tmp_path) -> Path:
     )
 
 
-def port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
 def spawn(name: str, folder: Path, *nodes: str) -> list[Done]:
     """Run a program of spawn.md on several nodes, each by its own line as printed there."""
-    variables = {"MASTER_PORT": port()}
+    variables = {"MASTER_PORT": str(reserve_port())}
     commands = [Cold(PYTHON, name, *line.split(), cwd=folder, variables=variables) for line in nodes]
     for command in commands:
         command.__enter__()
@@ -62,7 +56,7 @@ runpy.run_path("spawn_ours.py", run_name="__main__")
 
 def test_the_program_with_mp_spawn_keeps_its_command_line(folder, monkeypatch):
     """Its processes are forked here; `make test-all` spawns them."""
-    monkeypatch.setenv("MASTER_PORT", port())
+    monkeypatch.setenv("MASTER_PORT", str(reserve_port()))
     (folder / "forking.py").write_text(FORKING)
     assert "Epoch [3/3]" in run_script(folder / "forking.py", "-n", 1, "-g", 2, "-nr", 0, cwd=folder)
     two = weights(folder)
@@ -196,7 +190,7 @@ def test_the_launch_lines_of_one_machine_leave_one_model(folder):
     config = folder / "larger_batches_ours.yaml"
     gpus = {"CUDA_VISIBLE_DEVICES": "0,1"}
     train(config, "--train.run_dir=visible", cwd=folder, variables=gpus).require_success()
-    variables = {"PET_MASTER_PORT": port(), "PYTHONWARNINGS": None}
+    variables = {"PET_MASTER_PORT": str(reserve_port()), "PYTHONWARNINGS": None}
     run(
         PYTHON, *LAUNCHED, config, "--train.run_dir=launched", cwd=folder, variables=variables
     ).require_success()

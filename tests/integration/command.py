@@ -24,6 +24,7 @@ import yaml
 
 from lanewise.launch import fork_client
 from lanewise.launch.fork_client import READ_AT_START
+from tests.patience import patient
 
 T = TypeVar("T")
 
@@ -33,9 +34,9 @@ BIN = Path(sys.executable).parent
 LANEWISE = (str(BIN / "lanewise"),)
 TORCHRUN = (str(BIN / "torchrun"), "--standalone", "--nproc-per-node")
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = patient(120.0)
 """For what takes a second on an idle machine."""
-GRACE_SECONDS = 30.0
+GRACE_SECONDS = patient(30.0)
 """After this nothing of a run that ended may be left, however slow the machine is."""
 
 MARKER = "LANEWISE_TEST_RUN"

@@ -1,7 +1,8 @@
 """Open MPI's mpirun, with what it needs on any machine."""
 
 import shutil
-import socket
+
+from tests.listening import reserve_port
 
 WHY_NOT = None if shutil.which("mpirun") else "not installed: mpirun (Debian: openmpi-bin)"
 
@@ -11,6 +12,5 @@ MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe")
 
 def meeting() -> tuple[str, ...]:
     """Return the options that tell the processes where they meet on this machine, at a port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port = bound.getsockname()[1]
+    port = reserve_port()
     return ("-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={port}")

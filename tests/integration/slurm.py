@@ -5,12 +5,13 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.integration.command import BIN, MARKER, Cold, Done, wait_for
+from tests.listening import reserve_port
 
 # The nodes' names resolve in here only. Its /proc has its own pids: Slurm looks there for a task's children.
 NAMESPACE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -120,9 +121,7 @@ class Slurm:
 @contextmanager
 def running_slurm(folder: Path) -> Iterator[Slurm]:
     """Start the daemons in a folder, and kill whatever runs in their namespace in the end."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-        ports = [bound.getsockname()[1] for bound in sockets]
+    ports = [reserve_port() for _ in range(3)]
     host = socket.gethostname().partition(".")[0]
     for name in ("state", "spool-node1", "spool-node2"):
         (folder / name).mkdir()

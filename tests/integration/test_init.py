@@ -108,7 +108,7 @@ def test_a_shell_completes_commands_options_and_keys(tmp_path):
     assert shown.splitlines() == ["verify", "--overwrite", "--train.max_steps", "bash zsh"]
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="not installed: zsh (Debian: zsh)")
 def test_the_script_of_zsh_may_be_sourced(tmp_path):
     (tmp_path / "lanewise.zsh").write_text(lanewise("completion", "zsh").require_success().stdout)
     done = run("zsh", "-f", "-c", "source lanewise.zsh && print $_comps[lanewise]", cwd=tmp_path)

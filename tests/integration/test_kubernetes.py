@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 from lanewise.config.load import Override, dump_config, load_config
 from lanewise.launch.kubernetes import CONFIG_FILE, manifest
 from tests.integration.command import Cold, Done, train, wait_for, write_config
+from tests.listening import reserve_port
 from tests.soak.kill_and_resume import losses, result, write_noisy
 
 SLOWLY = ("--task.init_args.sleep_seconds", "0.1")
@@ -33,8 +33,7 @@ def pods(file: Path, *arguments: str, num_processes: int = 1) -> list[Cold]:
     (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
     _, *command = [str(mounted) if word == CONFIG_FILE else word for word in container["command"]]
     variables = {entry["name"]: entry.get("value") for entry in container["env"]}
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = reserve_port()
     here = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
     return [
         Cold(sys.executable, *command, variables={**variables, **here, "PET_NODE_RANK": str(number)})

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from contextlib import ExitStack
 
@@ -23,7 +22,7 @@ from tests.integration.command import (
     wait_for,
     write_config,
 )
-from tests.listening import addresses
+from tests.listening import addresses, reserve_port
 
 TWO = {"devices": 2}
 OFTEN = "often by the kernel for want of memory: see dmesg."
@@ -150,8 +149,7 @@ def test_exact_needs_equal_machines(tmp_path, command, equality):
     if command == "evaluate":
         train(config).require_success()
         operands = [tmp_path / "run"]
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port = bound.getsockname()[1]
+    port = reserve_port()
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with ExitStack() as stack:
         both = [

@@ -217,7 +217,9 @@ def test_a_run_dir_that_is_not_shared_is_named(cluster, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("nft", path="/usr/sbin") is None, reason="not installed: nft (nftables)")
+@pytest.mark.skipif(
+    shutil.which("nft", path="/usr/sbin") is None, reason="not installed: nft (Debian: nftables)"
+)
 def test_a_closed_port_is_named(cluster, tmp_path):
     with closed_ports(cluster.hosts[1]):
         (error,) = refused(cluster, tmp_path, *UNEQUAL[2:], "--distributed.start_seconds", 4)
@@ -227,7 +229,9 @@ def test_a_closed_port_is_named(cluster, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("nft", path="/usr/sbin") is None, reason="not installed: nft (nftables)")
+@pytest.mark.skipif(
+    shutil.which("nft", path="/usr/sbin") is None, reason="not installed: nft (Debian: nftables)"
+)
 def test_a_host_that_does_not_answer_at_first_is_tried_again(cluster, tmp_path):
     said = tmp_path / "said"
     with ExitStack() as closed, said.open("w") as stderr:

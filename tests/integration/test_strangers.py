@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.integration.command import BIN, Cold, Command, Warm, train, write_config
-from tests.listening import ports
+from tests.listening import ports, reserve_port
 
 CALLS = {
     "silence": b"",
@@ -26,8 +26,7 @@ STATIC = ("--master-addr", "127.0.0.1", "--nproc-per-node", "2", "-m", "lanewise
 def start(config, launcher: str) -> Command:
     if launcher == "lanewise":
         return Warm("train", config, "--distributed.devices", 2)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = reserve_port()
     return Cold(BIN / "torchrun", "--master-port", port, *STATIC, "train", config)
 
 

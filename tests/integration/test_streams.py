@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.command import Command, Warm, train, wait_for, write_config
+from tests.patience import patient
 from tests.slow import slow
 from tests.soak.kill_and_resume import result
 
@@ -83,10 +84,13 @@ def test_a_stream_that_raises_ends_the_run_with_its_lane(tmp_path, devices, num_
 
 
 def test_a_stream_that_never_yields_is_named_by_its_phase(tmp_path):
-    config = write_streaming(tmp_path, "Lanes", "never", distributed={"devices": 2, "stall_seconds": 5})
+    limit = patient(5)
+    config = write_streaming(
+        tmp_path, "Lanes", "never", distributed={"devices": 2, "stall_seconds": patient(5)}
+    )
     done = train(config)
     assert done.code == 1
-    assert "error: no progress within distributed.stall_seconds=5." in done.stderr
+    assert f"error: no progress within distributed.stall_seconds={limit}." in done.stderr
     assert re.search(r"^rank 1 .*: in data of step 2 for \d+ s$", done.stderr, re.MULTILINE)
     assert "in iter_lane" in done.stderr
 

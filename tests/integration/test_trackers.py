@@ -6,7 +6,6 @@ What is read back are the trackers' own files.
 import csv
 import json
 import os
-import socket
 import sqlite3
 import struct
 import subprocess
@@ -24,6 +23,7 @@ import pytest
 from PIL import Image
 
 from tests.integration.command import LANEWISE, Done, lanewise, run, write_config
+from tests.listening import reserve_port
 
 NUM_STEPS = 18
 KILLED_AFTER = 14
@@ -141,9 +141,7 @@ def test_weights_and_biases(tmp_path):
 
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = reserve_port()
     command = [
         *(Path(sys.executable).parent / "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
         *(

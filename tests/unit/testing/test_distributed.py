@@ -14,6 +14,7 @@ from lanewise.launch import fork_client
 from lanewise.processes.world.world import GroupWorld, LocalWorld, World
 from lanewise.testing.distributed import run_distributed
 from tests.listening import addresses
+from tests.patience import patient
 from tests.slow import slow
 
 
@@ -146,14 +147,14 @@ def pids_in(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     ("sleeping_ranks", "seconds"),
-    [([0, 1], 1.0), ([1], 4.0)],  # enough for rank 0 to end on a busy machine
+    [([0, 1], 1.0), ([1], patient(4.0))],  # enough for rank 0 to end on a busy machine
 )
 def test_who_does_not_end_in_time_is_named(tmp_path, sleeping_ranks, seconds):
     start = time.monotonic()
     with pytest.raises(TimeoutError) as caught:
         run_distributed(sleep, 2, tmp_path, sleeping_ranks, timeout_seconds=seconds)
     assert str(caught.value) == f"ranks {sleeping_ranks} did not end within {seconds} s"
-    assert seconds <= time.monotonic() - start < seconds + 10
+    assert seconds <= time.monotonic() - start < 60  # which they would sleep
     assert not [pid for pid in pids_in(tmp_path) if is_running(pid)]
 
 

@@ -1,6 +1,5 @@
 """Processes that meet, in one start of a world and in the next."""
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from lanewise.errors import WorldError
 from lanewise.processes.watch import meeting as module
 from lanewise.processes.watch.meeting import Meeting
+from tests.listening import reserve_port
 from tests.unit.processes.watch.store import make_environment, make_store
 
 
@@ -111,8 +111,7 @@ def test_what_rank_0_chose_in_the_first_start_is_what_all_get_in_every_start():
 def test_a_program_that_trains_several_times_begins_anew_each_time_and_rank_0_keeps_its_port():
     """The second run found its address in use; with a store of torchrun it was taken for the first one again,
     and went on with what lay in its folder."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = reserve_port()
     for number in (1, 2, 3):
         assert meet_again(port, 2, has_agent_store=False, seconds=20.0 + number) == [(number, False)] * 2
     _store, port = make_store()

@@ -73,7 +73,7 @@ def test_a_store_that_is_stopped_is_not_waited_for_and_one_that_ended_is_named(m
             with pytest.raises(StoreLostError):
                 timed.add("n")  # which does not wait for an answer again
             assert time.monotonic() - start < 50
-            monkeypatch.setattr(module, "_SECONDS_TO_RECOVER", 10.0)
+            monkeypatch.setattr(module, "_SECONDS_TO_RECOVER", 60.0)
             os.kill(keeper.pid, signal.SIGCONT)
             assert timed.get("a") == b"b"
         finally:

@@ -18,6 +18,7 @@ from lanewise.processes.watch.heartbeat import CALLBACK, DATA, DONE, OWN_CODE, S
 from lanewise.processes.watch.process import ENDED, process_table, state_of
 from lanewise.processes.watch.watch import SAVING, Watch
 from lanewise.processes.world.environment import Environment
+from tests.patience import patient
 from tests.unit.processes.watch.store import make_beat, make_channels
 
 
@@ -76,15 +77,17 @@ def test_before_the_end_of_the_first_step_the_other_limit_holds(watch, beating):
 
 
 def test_a_note_that_says_the_same_again_and_a_saved_file_are_progress(watch, beating):
-    watch.begin(DistributedConfig(stall_seconds=0.2, start_seconds=None))
+    limit = patient(0.5)
+    watch.begin(DistributedConfig(stall_seconds=limit, start_seconds=None))
     beating.has_trained = True
+    end = time.monotonic() + 1.5 * limit
     for number in itertools.count():
         if number % 2:
             beating.note = ("evaluation", int("17"), None)
         else:
             beating.num_pieces += 1
         time.sleep(0.02)
-        if number == 40:
+        if time.monotonic() > end:
             break
     assert not watch.ended
 
@@ -203,5 +206,5 @@ def test_who_keeps_the_store_leaves_it_last(beating, monkeypatch):
     time.sleep(0.3)
     assert left == []
     watches[1].close(lambda: left.append(1))
-    keeper.join(10.0)
+    keeper.join(60.0)
     assert left == [1, 0]
