@@ -87,7 +87,14 @@ def _path(optimizer: type) -> str:
     return f"{optimizer.__module__}.{optimizer.__qualname__}"
 
 
-RUNS = dict([*_of_tasks(), *_of_options()])
+def _of_nine_steps(config: RunConfig) -> RunConfig:
+    return replace(config, train=replace(config.train, max_steps=9))
+
+
+RUNS = {
+    name: config if name.startswith("closure ") else _of_nine_steps(config)
+    for name, config in (*_of_tasks(), *_of_options())
+}
 NAMES = (*RUNS, *(f"own loop {kind.__qualname__}" for kind in OWN_LOOPS))
 
 

@@ -1,5 +1,6 @@
 """Small tasks with what makes equal training hard: dropout, tied and unused parameters, ragged weights."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from lanewise.processes.world.shards import whole
 from lanewise.processes.world.world import World
 
 VOCABULARY = 31
+NUM_SENTENCES = 53
 
 
 class Sentences(Dataset[torch.Tensor]):
@@ -68,7 +70,7 @@ class TinyTransformer(nn.Module):
 class Language(Task):
     """Predicts the next token, weighted by tokens; sentences are ragged."""
 
-    def __init__(self, num_samples: int = 53) -> None:
+    def __init__(self, num_samples: int = NUM_SENTENCES) -> None:
         self.num_samples = num_samples
 
     def build_model(self) -> nn.Module:
@@ -114,7 +116,7 @@ def configure(
     *,
     num_lanes: int = 8,
     micro_batch_size: int = 2,
-    steps: int = 9,
+    steps: int | None = None,
     equality: str = "exact",
     optimizer: str = "torch.optim.AdamW",
     lr: float = 1e-2,
@@ -122,6 +124,11 @@ def configure(
     log_every_steps: int = 1,
     **init_args: Any,
 ) -> RunConfig:
+    """Configure a run; left to itself it ends a step after an epoch of the sentences, or after 9 steps."""
+    if steps is None:
+        steps = min(
+            9, math.ceil(init_args.get("num_samples", NUM_SENTENCES) / (num_lanes * micro_batch_size)) + 1
+        )
     path = task if isinstance(task, str) else f"{task.__module__}.{task.__qualname__}"
     return RunConfig(
         task=ClassConfig(class_path=path, init_args=init_args),

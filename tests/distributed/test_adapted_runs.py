@@ -62,6 +62,7 @@ def on_two(world, runs, folders):
     ]
 
 
+@pytest.mark.slow  # of each kind of run alone, test_trainers and test_lightning_modules show it
 def test_they_meet_fsdp_bf16_sharding_and_a_resume_on_other_processes(tmp_path):
     folders = [str(tmp_path / name) for name in ("trainer", "module")]
     ((runs, expected, said),) = run_distributed(on_one, 1, folders)

@@ -18,7 +18,7 @@ from tests.slow import slow
 def test_it_goes_on_under_other_reducers_from_the_middle_of_an_epoch(tmp_path, task):
     arguments = {"task": task, "loss": "clip", "norm": False}
     whole, _ = run(configured("single", 1, **arguments))
-    parts = [("ddp", 3, 2), ("fsdp", 2, 5), ("balanced_data_parallel", 2, 7), ("single", 1, 9)]
+    parts = [("ddp", 3, 2), ("fsdp", 2, 3), ("balanced_data_parallel", 2, 4), ("single", 1, 5)]
     for reducer, num_devices, last_step in parts:
         config = configured(reducer, num_devices, **arguments)
         found = run(config, train_part, str(tmp_path), last_step)

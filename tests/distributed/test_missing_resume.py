@@ -60,7 +60,7 @@ def configs_of(tasks: Sequence[type[Language]], layout: tuple[str, int]) -> list
     def blocks(task: type[Language]) -> FSDPConfig:
         return FSDPConfig(blocks=("Embedding" if issubclass(task, Kept) else "TransformerEncoderLayer",))
 
-    configs = [(task, gappy(task, layout)) for task in tasks]
+    configs = [(task, gappy(task, layout, steps=9)) for task in tasks]
     return [
         replace(config, distributed=replace(config.distributed, fsdp=blocks(task)))
         for task, config in configs

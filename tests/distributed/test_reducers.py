@@ -81,8 +81,9 @@ def configured(
     precision: str = "float32",
     equality: str = "exact",
     task: type[Language] = Whole,
+    steps: int | None = None,
 ) -> RunConfig:
-    config = configure(task, precision=precision)  # type: ignore[arg-type]
+    config = configure(task, steps=steps, precision=precision)  # type: ignore[arg-type]
     distributed = DistributedConfig(
         fsdp=FSDPConfig(blocks=("TransformerEncoderLayer",)),
         reducer=reducer,  # type: ignore[arg-type]
@@ -177,7 +178,7 @@ EACH_REDUCER = [("single", 1), ("ddp", 2), ("data_parallel", 3), ("balanced_data
 
 def test_each_reducer_goes_on_from_the_one_before(tmp_path):
     whole, _ = single("float32")
-    for layout, last_step in zip(EACH_REDUCER, (2, 4, 5, 7, 9), strict=True):
+    for layout, last_step in zip(EACH_REDUCER, (1, 2, 3, 4, 5), strict=True):
         found = run(configured(*layout), train_part, str(tmp_path), last_step)
     assert found == whole
 
@@ -190,8 +191,8 @@ def test_each_reducer_goes_on_from_the_one_before(tmp_path):
 def test_each_reducer_goes_on_from_the_checkpoints_of_every_other(tmp_path, task, layouts, distances):
     whole, _ = single("float32", task)
     for number, saved in enumerate(layouts):
-        run(configured(*saved, task=task), train_part, str(tmp_path / f"{number}"), 4)
+        run(configured(*saved, task=task), train_part, str(tmp_path / f"{number}"), 3)
         for distance in distances:
             resumed = layouts[(number + distance) % len(layouts)]
             folder = shutil.copytree(tmp_path / f"{number}", tmp_path / f"{number}-{distance}")
-            assert run(configured(*resumed, task=task), train_part, str(folder), 9) == whole, (saved, resumed)
+            assert run(configured(*resumed, task=task), train_part, str(folder), 5) == whole, (saved, resumed)

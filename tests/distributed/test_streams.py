@@ -38,7 +38,7 @@ def streaming(
     reducer: str = "single", num_devices: int = 1, kind: str = "Lanes", **options: Any
 ) -> RunConfig:
     data = {name: options.pop(name) for name in ("shuffle_buffer", "num_workers") if name in options}
-    config = configured(reducer, num_devices, task=Streaming, **options)
+    config = configured(reducer, num_devices, task=Streaming, **{"steps": 9, **options})
     task = replace(config.task, init_args={"kind": kind})
     return replace(config, task=task, data=replace(config.data, **data))
 

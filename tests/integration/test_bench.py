@@ -153,6 +153,7 @@ def test_modes_are_trained_and_evaluated_on_two_hosts(tmp_path):
     require_equal_trainings(written)
 
 
+@pytest.mark.slow  # unit/commands/bench shows the row
 def test_a_mode_that_fails_is_a_row_with_its_reason(tmp_path):
     config = write_config(tmp_path, "bottlenecks.FailsOnRankOne", **BATCH)
     options = ("--reducers", "single,ddp", "--seconds", "0.2", "--evaluate", "3")

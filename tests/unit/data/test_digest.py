@@ -103,6 +103,7 @@ def test_a_list_in_itself_ends():
     assert digest(circle(1)) == digest(circle(1)) != digest(circle(2))
 
 
+@pytest.mark.slow  # so does test_fingerprint, in another interpreter as well
 def test_another_process_hashes_a_set_alike():
     """Which iterates over it in another order."""
     script = "from lanewise.data import digest; print(digest(set('abcdefgh')))"

@@ -22,6 +22,7 @@ from lanewise.data.file_dataset import FileDataset
 from lanewise.data.record_files import RecordFiles
 from lanewise.data.record_scan import ENTRY
 from lanewise.errors import DataError
+from tests.slow import slow
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -275,9 +276,32 @@ def test_an_index_that_somebody_else_made_is_an_error_or_made_anew(
     is_found(path, samples)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
-@pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: flipped(data, 4 * len(data))])
-@pytest.mark.parametrize("where", ["cache", "memory"])
+def cut_off(data: bytes) -> bytes:
+    return data[:-20]
+
+
+def flipped_in_the_middle(data: bytes) -> bytes:
+    return flipped(data, 4 * len(data))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "damage", "where"),
+    [
+        (".gz", cut_off, "cache"),
+        (".bz2", flipped_in_the_middle, "memory"),
+        (".xz", flipped_in_the_middle, "cache"),
+        *slow(
+            *((suffix, cut_off, "memory") for suffix in (".gz", ".bz2", ".xz")),
+            *(
+                (suffix, flipped_in_the_middle, where)
+                for suffix, where in ((".gz", "cache"), (".gz", "memory"))
+            ),
+            *((suffix, cut_off, "cache") for suffix in (".bz2", ".xz")),
+            (".bz2", flipped_in_the_middle, "cache"),
+            (".xz", flipped_in_the_middle, "memory"),
+        ),
+    ],
+)
 def test_a_file_that_cannot_be_decompressed_is_left_out_and_it_is_said_how_much(
     tmp_path, suffix, damage, where, caplog, monkeypatch
 ):

@@ -245,15 +245,14 @@ def shown(outputs: list[Any]) -> list[str]:
     return [f"{type(output)} {output}" for output in outputs]
 
 
-@pytest.mark.parametrize("make", [*slow(named), made, of_hugging_face, *slow(ragged), texts])
+@pytest.mark.parametrize("make", [*slow(named), made, *slow(of_hugging_face, ragged), texts])
 def test_predictions_are_in_the_containers_of_the_model_on_any_number_of_processes(make):
-    for name, count in (("all", 20), ("few", 2)):
-        alone = run_distributed(predict, 1, make, name)[0]
-        assert len(alone) == count
-        for world_size in (2, 3):
-            first, *others = run_distributed(predict, world_size, make, name)
-            assert shown(first) == shown(alone)
-            assert others == [[]] * (world_size - 1)
+    alone = [run_distributed(predict, 1, make, name)[0] for name in ("all", "few")]
+    assert [*map(len, alone)] == [20, 2]
+    for expected, name, world_size in ((alone[0], "all", 2), (alone[1], "few", 3)):
+        first, *others = run_distributed(predict, world_size, make, name)
+        assert shown(first) == shown(expected)
+        assert others == [[]] * (world_size - 1)
 
 
 def test_each_sample_gets_its_own_entry_of_a_list():

@@ -95,7 +95,7 @@ def test_a_model_is_prepared_once():
 
 @pytest.mark.parametrize(("world_size", "is_checkpointed"), [(2, False), (3, True), *slow((1, False))])
 def test_a_transformer_ends_with_the_bytes_and_losses_of_the_trainer(world_size, is_checkpointed):
-    expected = run_distributed(train, 1, configure(Language, num_samples=SAMPLES))[0]
+    expected = run_distributed(train, 1, configure(Language, steps=9, num_samples=SAMPLES))[0]
     for result in run_distributed(language, world_size, None, 9, is_checkpointed):
         assert result == expected
 

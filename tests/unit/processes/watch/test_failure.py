@@ -11,6 +11,7 @@ from lanewise.processes.watch import failure as module
 from lanewise.processes.watch.failure import LOST_HOST, Failure, is_consequence, record_failure
 from lanewise.processes.watch.heartbeat import Heartbeat
 from lanewise.processes.watch.told import read_told
+from tests.slow import slow
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_two_lost_hosts_are_not_the_same_error_at_the_same_step(kind):
     assert not lost.is_final(lost)
 
 
-@pytest.mark.parametrize("length", [5 * 2**20, 100 * 2**20])
+@pytest.mark.parametrize("length", [5 * 2**20, *slow(100 * 2**20)])
 def test_of_a_very_long_message_the_middle_is_left_out_wherever_it_travels(length):
     failure = Failure.of(raised(ValueError(f"boom {'x' * length} bang")), rank=1)
     written = failure.to_json().encode()
