@@ -67,7 +67,9 @@ demo: $(STAMP) ## train the MNIST example on two processes, printing its accurac
 	@printf '%s\n' '' 'What to type next, for a small GPT of your own (without the first line it is $(BIN)/lanewise):' '' \
 	    '    . $(BIN)/activate' '    lanewise init my_project'
 
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# As many as cores, and two at least: a worker waits for what a test has started.
+WORKERS := $(shell nproc 2>/dev/null | awk '{print ($$1 > 2 ? $$1 : 2)}')
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Empty, whatever the environment says: else each process that a test starts would compile every module again.
 test test-all test-oldest: export PYTHONDONTWRITEBYTECODE :=
 
@@ -81,7 +83,7 @@ test-device: $(STAMP) ## run all tests on the emulated accelerator, in every ord
 	$(PYTEST) -m "not gpu" tests/gpu $(wildcard tests/distributed/test_fake_device*.py) $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST_STAMP) ## run the architecture and unit tests with the oldest torch that is supported
-	$(OLDEST_VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" \
+	$(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" \
 	    tests/architecture tests/unit $(PYTEST_ARGS)
 
 soak: $(STAMP) ## kill a run 20 times at random moments and compare how it ends; load 5,000 damaged configurations
