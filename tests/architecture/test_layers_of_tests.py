@@ -1,0 +1,51 @@
+"""The layers of tests by what they cost, as CONTRIBUTING.md has them: the most expensive one is kept small."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+STARTERS = {"Cold", "BIN", "TORCHRUN", "LANEWISE"}
+"""Names of tests/integration/command.py with which a program starts that forks nothing of the tests' server."""
+MOST_COLD = 59
+"""Fewer is better: one that imports torch takes two seconds. Lower it with each that goes."""
+
+
+def is_cold(function: ast.FunctionDef, imported: set[str]) -> bool:
+    """Tell whether a function itself starts Python from nothing."""
+    names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    text = ast.unparse(function)
+    return bool(names & STARTERS & imported) or "sys.executable" in text
+
+
+def is_slow(function: ast.FunctionDef) -> bool:
+    """Tell whether `make test` leaves all cases of a test out."""
+    return any("mark.slow" == ast.unparse(one).removeprefix("pytest.") for one in function.decorator_list)
+
+
+def cold_tests() -> Iterator[str]:
+    """Yield the tests of `make test` that start Python from nothing, by themselves or by a function of their file."""
+    for path in sorted(TESTS.rglob("test_*.py")):
+        tree = ast.parse(path.read_text())
+        if (
+            "pytestmark" in path.read_text()
+            and "mark.slow" in path.read_text().partition("pytestmark")[2][:80]
+        ):
+            continue
+        imported = {
+            name.asname or name.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom)
+            for name in node.names
+        }
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        cold = {one.name for one in functions if is_cold(one, imported)}
+        for one in functions:
+            called = {node.id for node in ast.walk(one) if isinstance(node, ast.Name)}
+            if one.name.startswith("test_") and not is_slow(one) and (one.name in cold or called & cold):
+                yield f"{path.relative_to(TESTS)}::{one.name}"
+
+
+def test_few_tests_start_an_interpreter_from_nothing():
+    found = [*cold_tests()]
+    assert len(found) <= MOST_COLD, "\n".join(found)
