@@ -1,4 +1,4 @@
-"""The layers of tests by what they cost, as CONTRIBUTING.md has them: the most expensive one is kept small."""
+"""The layers of tests by what they cost, as CONTRIBUTING.md has them: the dearest one is kept small."""
 
 import ast
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 STARTERS = {"Cold", "BIN", "TORCHRUN", "LANEWISE"}
-"""Names of tests/integration/command.py with which a program starts that forks nothing of the tests' server."""
+"""Names of tests/integration/command.py with which a program starts that forks no server of the tests."""
 MOST_COLD = 59
 """Fewer is better: one that imports torch takes two seconds. Lower it with each that goes."""
 
@@ -20,11 +20,11 @@ def is_cold(function: ast.FunctionDef, imported: set[str]) -> bool:
 
 def is_slow(function: ast.FunctionDef) -> bool:
     """Tell whether `make test` leaves all cases of a test out."""
-    return any("mark.slow" == ast.unparse(one).removeprefix("pytest.") for one in function.decorator_list)
+    return any(ast.unparse(one).removeprefix("pytest.") == "mark.slow" for one in function.decorator_list)
 
 
 def cold_tests() -> Iterator[str]:
-    """Yield the tests of `make test` that start Python from nothing, by themselves or by a function of their file."""
+    """Yield the tests of `make test` that start Python from nothing, by a function of their file at most."""
     for path in sorted(TESTS.rglob("test_*.py")):
         tree = ast.parse(path.read_text())
         if (
