@@ -80,7 +80,7 @@ test-all: $(STAMP) ## run every test that needs no GPU
 	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
 
 test-device: $(STAMP) ## run all tests on the emulated accelerator, in every order in which a device may work
-	$(PYTEST) -m "not gpu" tests/gpu $(wildcard tests/distributed/test_fake_device*.py) $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu" tests/gpu $(wildcard tests/distributed/fake_device/test_*.py) $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST_STAMP) ## run the architecture and unit tests with the oldest torch that is supported
 	$(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" \

@@ -78,3 +78,13 @@ def test_a_test_without_its_module_is_reported() -> None:
     ]
     modules = [Path("lanes/layout.py"), Path("errors.py"), Path("lanes/x.py")]
     assert without_source(tests, modules) == ["lanes/test_gone.py", "test_x.py"]
+
+
+def test_tests_of_several_processes_lie_in_rooms_of_the_source() -> None:
+    rooms = {path.name for path in SRC.iterdir() if path.is_dir()} | {"fake_device"}
+    tests = [
+        path.relative_to(ROOT / "tests" / "distributed")
+        for path in ROOT.glob("tests/distributed/**/test_*.py")
+    ]
+    assert tests
+    assert [str(test) for test in tests if len(test.parts) != 2 or test.parts[0] not in rooms] == []

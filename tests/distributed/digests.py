@@ -23,18 +23,18 @@ from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed import kinds, optimizers
 from tests.distributed.contrastive import LOSSES, ByRows, Complex, Contrastive
+from tests.distributed.data.test_missing_samples import TASKS as GAPPY
+from tests.distributed.data.test_missing_samples import gappy
+from tests.distributed.data.test_orders import ORDERS, config_for
+from tests.distributed.data.test_streams import streaming
+from tests.distributed.engine.test_kinds import RIGHT, own_loop
+from tests.distributed.engine.test_several_losses import TwoLosses, Unknown
+from tests.distributed.engine.test_state import ByBatch, Queue
+from tests.distributed.engine.test_state import ByRows as QueueByRows
+from tests.distributed.reduce.test_exact import DrawsInBackward, DrawsLate
+from tests.distributed.reduce.test_reducers import NotContiguous, Whole
 from tests.distributed.streams import KINDS as STREAMS
 from tests.distributed.tasks import Language, Smooth, configure, train
-from tests.distributed.test_exact import DrawsInBackward, DrawsLate
-from tests.distributed.test_kinds import RIGHT, own_loop
-from tests.distributed.test_missing_samples import TASKS as GAPPY
-from tests.distributed.test_missing_samples import gappy
-from tests.distributed.test_orders import ORDERS, config_for
-from tests.distributed.test_reducers import NotContiguous, Whole
-from tests.distributed.test_several_losses import TwoLosses, Unknown
-from tests.distributed.test_state import ByBatch, Queue
-from tests.distributed.test_state import ByRows as QueueByRows
-from tests.distributed.test_streams import streaming
 
 TABLE = Path(__file__).with_suffix(".json")
 PRECISIONS: Any = ("float32", "bf16", "fp16")

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from tests.distributed.reduce.test_reducers import Everything
 from tests.distributed.tasks import VOCABULARY, Language
-from tests.distributed.test_reducers import Everything
 from tests.unit.data.streams import Cursor
 
 LENGTHS = (9, 2, 0, 7, 4, 4, 11, 1)

@@ -11,9 +11,9 @@ from typing import Any
 
 from lanewise.config import RunConfig
 from lanewise.testing import run_distributed
+from tests.distributed.fake_device.test_fake_device import LAYOUTS, PRECISIONS, configured
+from tests.distributed.reduce.test_reducers import Whole
 from tests.distributed.tasks import Language, train
-from tests.distributed.test_fake_device import LAYOUTS, PRECISIONS, configured
-from tests.distributed.test_reducers import Whole
 from tests.fake_device.run import run
 from tests.fake_device.tasks import Pictures
 

@@ -7,8 +7,8 @@ import pytest
 
 from lanewise.commands.plan.micro_batch import MemoryJob, largest_that_fits
 from lanewise.config import ActivationCheckpointingConfig, BatchConfig, CompileConfig, MemoryConfig
+from tests.distributed.engine.test_activation_checkpointing import Checkpointed, config_for
 from tests.distributed.tasks import train
-from tests.distributed.test_activation_checkpointing import Checkpointed, config_for
 
 
 def checkpointed(section=None):

@@ -8,8 +8,8 @@ import torch
 
 from lanewise.commands.verify.probed_run import FirstSamples, ProbedRun, readable
 from lanewise.config import BatchConfig
+from tests.distributed.engine.test_between_lanes import Teaching
 from tests.distributed.tasks import configure
-from tests.distributed.test_between_lanes import Teaching
 
 BATCH = BatchConfig(global_batch_size=8, micro_batch_size=2)
 

@@ -20,8 +20,8 @@ from lanewise.engine.run.build import build_run
 from lanewise.engine.samples.dataset import OrderChoice, count_samples, require_apart
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.processes.world.world import LocalWorld
+from tests.distributed.engine.test_own_evaluation import Compared
 from tests.distributed.tasks import Smooth, configure
-from tests.distributed.test_own_evaluation import Compared
 from tests.unit.data.streams import Lengths, LengthsWithState, Numbers, NumbersWithState
 
 

@@ -21,8 +21,8 @@ from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.runs.checkpoint.saver import Saver
 from lanewise.testing import run_distributed
+from tests.distributed.reduce.test_reducers import NotContiguous
 from tests.distributed.tasks import configure, state_bytes
-from tests.distributed.test_reducers import NotContiguous
 from tests.slow import slow
 
 STEPS, SAVED = 6, 3
@@ -88,7 +88,7 @@ def test_the_bytes_are_those_of_one_process(optimizer, tmp_path):
     """Of Adafactor as well, which looks at whole parameters; it takes no complex ones."""
     task = configured(optimizer).task
     if optimizer == "Adafactor":
-        task = ClassConfig(class_path="tests.distributed.test_reducers.Whole")
+        task = ClassConfig(class_path="tests.distributed.reduce.test_reducers.Whole")
     config = configured(optimizer, task=task)
     alone = trained(config, 1, tmp_path / "1")
     for world_size in (2, 3):

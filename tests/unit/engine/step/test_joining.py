@@ -1,4 +1,4 @@
-"""Rows and totals of the lanes of a process alone; tests/distributed/test_state.py has several."""
+"""Rows and totals of the lanes of a process alone; tests/distributed/engine/test_state.py has several."""
 
 import pytest
 import torch

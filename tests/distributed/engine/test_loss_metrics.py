@@ -18,8 +18,8 @@ from lanewise.engine.engine import build_engine
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
+from tests.distributed.runs.test_log import fit, lines_of
 from tests.distributed.tasks import Language, Sentences, configure
-from tests.distributed.test_log import fit, lines_of
 from tests.slow import slow
 
 NAMES = ("confidence", "even", "odd")

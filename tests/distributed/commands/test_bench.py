@@ -10,8 +10,8 @@ from lanewise.engine.engine import build_engine
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
+from tests.distributed.commands.test_stream_verify import Lanes, Learns, Plain
 from tests.distributed.tasks import Smooth, configure
-from tests.distributed.test_stream_verify import Lanes, Learns, Plain
 from tests.slow import slow
 
 

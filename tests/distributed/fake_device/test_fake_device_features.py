@@ -34,14 +34,14 @@ from lanewise.processes.device.determinism import set_determinism
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed import kinds
+from tests.distributed.commands.test_plan import load_example, train_and_measure
 from tests.distributed.contrastive import ByRows, Contrastive
+from tests.distributed.engine.test_activation_checkpointing import Checkpointed
+from tests.distributed.engine.test_kinds import _UNDER_REPLICAS, RIGHT, own_loop, train_each
+from tests.distributed.engine.test_loss_metrics import Reporting
+from tests.distributed.engine.test_several_losses import TwoLosses
 from tests.distributed.streams import Streaming
 from tests.distributed.tasks import configure
-from tests.distributed.test_activation_checkpointing import Checkpointed
-from tests.distributed.test_kinds import _UNDER_REPLICAS, RIGHT, own_loop, train_each
-from tests.distributed.test_loss_metrics import Reporting
-from tests.distributed.test_plan import load_example, train_and_measure
-from tests.distributed.test_several_losses import TwoLosses
 from tests.fake_device.build import why_not
 from tests.fake_device.device import DEVICE
 from tests.fake_device.run import run

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lanewise.testing import run_distributed
-from tests.distributed.test_trainers import train_run, train_runs
+from tests.distributed.adapt.test_trainers import train_run, train_runs
 
 pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="not installed: lightning")
 MODULES = "tests.distributed.lightning_modules"

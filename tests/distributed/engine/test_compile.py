@@ -9,8 +9,8 @@ import pytest
 from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig, RunConfig
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
+from tests.distributed.engine.test_activation_checkpointing import config_for
 from tests.distributed.tasks import train
-from tests.distributed.test_activation_checkpointing import config_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 COMPILING_SECONDS = 500

@@ -29,8 +29,8 @@ from lanewise.reduce.ddp import DDPReducer
 from lanewise.testing import run_distributed
 from tests.distributed import mistakes, strangers
 from tests.distributed.mistakes import CAUSES, GENERATOR, MODELS, NAMES, one_of_each_twin
+from tests.distributed.reduce.test_exact import Compiled
 from tests.distributed.tasks import Language, configure
-from tests.distributed.test_exact import Compiled
 from tests.integration.command import write_config
 from tests.slow import slow
 

@@ -30,10 +30,10 @@ from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed.contrastive import ByRows, Contrastive
+from tests.distributed.data.test_lost_samples import DamagedLanguage, Normed
+from tests.distributed.reduce.test_reducers import configured, run, train, train_part
 from tests.distributed.streams import LENGTHS, sentence
 from tests.distributed.tasks import Sentences
-from tests.distributed.test_lost_samples import DamagedLanguage, Normed
-from tests.distributed.test_reducers import configured, run, train, train_part
 from tests.slow import slow
 from tests.unit.engine.own_loop.test_lanes import make_lanes, state_of
 

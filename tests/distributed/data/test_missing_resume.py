@@ -12,11 +12,11 @@ from lanewise import Loss
 from lanewise.config import FSDPConfig, RunConfig
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
+from tests.distributed.data.test_missing_samples import gappy
+from tests.distributed.engine.test_several_losses import TwoLosses, Unknown
+from tests.distributed.engine.test_state import ByBatch, ByRows, Queue
+from tests.distributed.reduce.test_reducers import train, train_part
 from tests.distributed.tasks import Language, Sentences
-from tests.distributed.test_missing_samples import gappy
-from tests.distributed.test_reducers import train, train_part
-from tests.distributed.test_several_losses import TwoLosses, Unknown
-from tests.distributed.test_state import ByBatch, ByRows, Queue
 from tests.slow import slow
 
 

@@ -22,8 +22,8 @@ from lanewise.data import ParquetDataset, pad
 from lanewise.engine.engine import build_engine
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
+from tests.distributed.commands.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 from tests.distributed.tasks import configure, train
-from tests.distributed.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -23,14 +23,14 @@ from lanewise.processes.world.world import LocalWorld, World
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
+from tests.distributed.reduce.test_reducers import EACH_REDUCER, IN_PROCESS, configured, run, train_part
 from tests.distributed.streams import KINDS, Lanes, LanesWithState, Streaming
 from tests.distributed.tasks import state_bytes
-from tests.distributed.test_reducers import EACH_REDUCER, IN_PROCESS, configured, run, train_part
 from tests.script import run_script
 from tests.slow import slow
 from tests.unit.data.streams import Cursor
 
-OWN_LOOP = Path(__file__).with_name("own_stream.py")
+OWN_LOOP = Path(__file__).parents[1].joinpath("own_stream.py")
 CPU = torch.device("cpu")
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.script import run_script
 from tests.slow import slow
 
-PROGRAM = Path(__file__).with_name("several_runs.py")
+PROGRAM = Path(__file__).parents[1].joinpath("several_runs.py")
 
 
 def models(folder: Path, **options: object) -> dict[str, str]:

@@ -40,7 +40,7 @@ from tests.distributed.tasks import configure, gradients, train
 from tests.script import run_script
 from tests.slow import slow
 
-OWN_LOOP = Path(__file__).with_name("own_batch_loss.py")
+OWN_LOOP = Path(__file__).parents[1].joinpath("own_batch_loss.py")
 CASES = [(Contrastive, {"loss": name}) for name in LOSSES] + [(ByRows, {"loss": "clip"})]
 
 

@@ -8,8 +8,8 @@ import pytest
 from lanewise.commands.jobs.api import config_of
 from lanewise.errors import TaskError
 from lanewise.testing import run_distributed
-from tests.distributed.test_reducers import train_part
-from tests.distributed.test_trainers import train_run
+from tests.distributed.adapt.test_trainers import train_run
+from tests.distributed.reduce.test_reducers import train_part
 
 pytestmark = [
     pytest.mark.skipif(find_spec(package) is None, reason=f"not installed: {package}")

@@ -27,8 +27,8 @@ from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.dir import RunDir
 from lanewise.runs.loggers.jsonl import JsonlLogger
 from lanewise.testing import run_distributed
+from tests.distributed.reduce.test_fsdp import Deeper
 from tests.distributed.tasks import Sentences, configure, state_bytes
-from tests.distributed.test_fsdp import Deeper
 
 STEPS = 5
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
+from tests.distributed.commands.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 from tests.distributed.contrastive import ByRows, Contrastive, Keeps, nt_xent
+from tests.distributed.engine.test_batch_loss import configured, run
+from tests.distributed.engine.test_several_losses import TwoLosses, Unknown
+from tests.distributed.reduce.test_reducers import train_part
 from tests.distributed.tasks import configure
-from tests.distributed.test_batch_loss import configured, run
-from tests.distributed.test_reducers import train_part
-from tests.distributed.test_several_losses import TwoLosses, Unknown
-from tests.distributed.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 from tests.slow import slow
 
 

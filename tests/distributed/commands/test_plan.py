@@ -29,7 +29,7 @@ from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure
 from tests.slow import slow
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 REDUCERS = ("single", "data_parallel", "balanced_data_parallel", "ddp", "fsdp")
 
 

@@ -22,8 +22,8 @@ from lanewise.config import EvaluateConfig
 from lanewise.engine.engine import build_engine
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
+from tests.distributed.engine.test_between_lanes import Points, fit, go_on
 from tests.distributed.tasks import configure, state_bytes, train
-from tests.distributed.test_between_lanes import Points, fit, go_on
 from tests.slow import slow
 from tests.unit.engine.own_loop.test_lanes import make_lanes
 

@@ -13,7 +13,7 @@ from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import World
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
-from tests.distributed.test_stream_verify import Lanes, Plain, config
+from tests.distributed.commands.test_stream_verify import Lanes, Plain, config
 from tests.slow import slow
 
 

@@ -11,7 +11,7 @@ from lanewise.config import ActivationCheckpointingConfig, DistributedConfig, Me
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, train
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 NUM_DIGITS = 74
 
 

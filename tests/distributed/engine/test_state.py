@@ -14,10 +14,10 @@ from lanewise.engine.engine import build_engine
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
+from tests.distributed.commands.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 from tests.distributed.mistakes import rank
+from tests.distributed.runs.test_log import fit
 from tests.distributed.tasks import Sentences, Smooth, configure, state_bytes
-from tests.distributed.test_log import fit
-from tests.distributed.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 from tests.script import run_script
 from tests.slow import slow
 

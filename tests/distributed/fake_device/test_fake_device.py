@@ -17,8 +17,8 @@ from lanewise.engine.engine import build_engine
 from lanewise.errors import TaskError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.testing import run_distributed
+from tests.distributed.reduce.test_reducers import Whole, train_part
 from tests.distributed.tasks import Language, configure, train
-from tests.distributed.test_reducers import Whole, train_part
 from tests.fake_device.build import why_not
 from tests.fake_device.device import DEVICE, ORDERS
 from tests.fake_device.run import run

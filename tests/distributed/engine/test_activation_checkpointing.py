@@ -21,8 +21,8 @@ from lanewise.engine.engine import build_engine
 from lanewise.errors import TaskError, describe
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
+from tests.distributed.reduce.test_fsdp import Deeper
 from tests.distributed.tasks import VOCABULARY, configure, train
-from tests.distributed.test_fsdp import Deeper
 from tests.slow import slow
 
 NUM_LAYERS = 5

@@ -11,13 +11,13 @@ from lanewise.config import DataConfig, DistributedConfig, OrderConfig, RunConfi
 from lanewise.engine.engine import build_engine
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
+from tests.distributed.commands.test_verify import module, start, verify
 from tests.distributed.tasks import configure, train
-from tests.distributed.test_verify import module, start, verify
 from tests.slow import slow
 
 pytest.importorskip("pyarrow")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "session_rec"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "session_rec"
 
 
 def import_sessions() -> Any:

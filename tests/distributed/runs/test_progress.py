@@ -17,10 +17,10 @@ from lanewise.errors import TaskError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
+from tests.distributed.reduce.test_reducers import configured, run, train_part
+from tests.distributed.runs.test_log import fit, lines_of
 from tests.distributed.streams import Lanes, Plain
 from tests.distributed.tasks import Sentences, Smooth, configure, state_bytes
-from tests.distributed.test_log import fit, lines_of
-from tests.distributed.test_reducers import configured, run, train_part
 
 LAST = 10
 """Steps of a run, of which an epoch has seven."""

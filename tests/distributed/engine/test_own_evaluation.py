@@ -22,8 +22,8 @@ from lanewise.processes.world.world import LocalWorld, World
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed.contrastive import Contrastive
+from tests.distributed.reduce.test_fsdp import Deeper
 from tests.distributed.tasks import Sentences, configure, state_bytes
-from tests.distributed.test_fsdp import Deeper
 
 MOST_TOKENS = 9
 

@@ -14,8 +14,8 @@ from torch.utils.data import IterableDataset
 from lanewise import Task
 from lanewise.commands.verify import verify as module
 from lanewise.config import DataConfig, RunConfig
+from tests.distributed.commands.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 from tests.distributed.tasks import configure
-from tests.distributed.test_verify import _fast_processes, verify  # noqa: F401 - a fixture
 from tests.slow import slow
 
 LENGTHS = (10, 4, 0, 7)

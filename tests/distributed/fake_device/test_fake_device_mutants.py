@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.fake_device.test_fake_device import NUM_STEPS, configured, on_cpu
+from tests.distributed.reduce.test_reducers import Whole, train_part
 from tests.distributed.tasks import train
-from tests.distributed.test_fake_device import NUM_STEPS, configured, on_cpu
-from tests.distributed.test_reducers import Whole, train_part
 from tests.fake_device.build import why_not
 from tests.fake_device.device import ORDERS
 from tests.fake_device.mutant import Mutant
