@@ -71,4 +71,4 @@ def _compile(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{build()}\n")
+    sys.stdout.write(f"{why_not() or build()}\n")
