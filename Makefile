@@ -53,7 +53,7 @@ endef
 $(STAMP): pyproject.toml constraints.txt
 	$(call build,$(VENV),-e '.[dev]')
 	@echo "building the emulated device, on which tests run what else needs an accelerator: half a minute, once"
-	@$(BIN)/python -m tests.fake_device.build
+	-@$(BIN)/python -m tests.fake_device.build
 
 $(BENCHMARKS_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt
 	$(call build,$(BENCHMARKS_VENV),$(BENCHMARKS_NEED))
