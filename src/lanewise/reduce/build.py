@@ -66,11 +66,13 @@ def build_reducer(
         return FSDPReducer(model, placement, world, config.fsdp, config.equality, on_backward=on_bucket)
     model.to(world.device)
     if config.is_one_process:
+        assert config.reducer.endswith("data_parallel"), config.reducer
         names = choose_devices(config.device_type, config.num_devices or 1, config.device_names)
         balanced = config.reducer == "balanced_data_parallel"
         devices = [torch.device(name) for name in names]
         return ReplicaReducer(model, placement.num_lanes, devices, config.equality, balanced=balanced)
     if world.world_size == 1:
+        assert config.reducer in ("single", "ddp"), config.reducer
         return SingleReducer(model, placement.num_lanes, config.equality)
     assert config.reducer == "ddp", config.reducer
     _compare_replicas(model, world)

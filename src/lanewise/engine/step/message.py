@@ -270,7 +270,7 @@ class StepMessage:
             )
 
     def explain_no_update(self, totals: StepTotals, turn: LaneTurn) -> None:
-        """Warn of a step without weight. Collective: every rank must call this.
+        """Warn of a step without weight, or raise for a loss that is not finite. Collective.
 
         Raises:
             DataError: if the dataset gave all samples of a step of all lanes as None.

@@ -2,7 +2,8 @@
 
 begin     forget gradients that are left
 backward  of a lane whose forward and loss `LaneLosses` ran; before this process's last, send the message
-finish    receive the totals of all lanes; divide by the weight; merge buffers, or drop them and the gradients
+finish    receive the totals of all lanes; divide by their weight; merge buffers, whose values travel now if a
+          lane changed any, or drop them and the gradients
 then      clip, optimizer, scheduler, forget the gradients, average, report
 """
 
@@ -54,10 +55,11 @@ class Pass:
     reducer: Reducer
     spread: Spread
     buffers: LaneBuffers
+    """The message tells which of them lanes changed; their values travel in `merge`."""
     phases: Phases
     message: StepMessage
     rules: Sequence[Callable[[LaneTurn], None]]
-    """What is required of each step, by its first turn on this process."""
+    """Each is called with this process's first turn of a step, and may raise TaskError; see `build_pass`."""
     looks: list[Look]
     """What is still looked at; empty after the first steps."""
     attributes: Attributes
@@ -103,7 +105,7 @@ class Pass:
                 look.before_forward(turn, lane)
             yield lane
             del batch, lane  # before the next one is read
-            if turn.is_last:
+            if turn.is_last:  # of this process, with those that `pad` adds
                 return
             self.phases.begin(DATA, turn.step)
 
@@ -134,12 +136,15 @@ class Pass:
                 self.buffers.end(turn, batch.num_samples)
             for look in self.looks:
                 look.after_forward(turn, loss)
-            self.message.add(batch, loss)
-            if turn.is_last:  # of this process; the message and the gradients travel during its backward
+            self.message.add(batch, loss)  # in the first step it fixes the scale
+            # During its last backward the message travels, and so do gradients (fsdp: in each).
+            if turn.is_last:
                 self._last_turn = turn
                 self._is_due = self.log is not None and self.log.is_due(turn.step)
-                seconds = self.phases.computed_seconds if self._is_due else None
-                self.message.send(batch, self.vote(), self.buffers.changes, seconds)
+                read_seconds = (
+                    self.phases.computed_seconds if self._is_due else None
+                )  # the mean of earlier steps
+                self.message.send(batch, self.vote(), self.buffers.changes, read_seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
             for look in self.looks:
                 look.after_backward(turn)
@@ -154,13 +159,15 @@ class Pass:
             self.phases.begin(COMMUNICATION, turn.step)
         totals = self.message.receive()
         is_logged = self._is_due
-        if self.log is not None and totals.upcoming is not None:  # only a stream's data tell its last step
+        # Of a stream: how many samples each lane has in the next step, which alone tells that there is none.
+        if self.log is not None and totals.upcoming is not None:
             is_logged |= self.log.ends_run(totals.upcoming)
         # In a step of a single lane `LaneLoss.root` has divided by the weight, which spares a division here.
         self.reducer.finish(self.message.scale * (1.0 if len(turn.present) == 1 else totals.weight))
         if needs_norm or is_logged or loss_scale is not None:
             norms = self.reducer.gradient_norms()
             norm = torch.linalg.vector_norm(norms)
+        # `fits` also adapts the scale.
         allows_update = totals.is_trainable and (loss_scale is None or loss_scale.fits(norm))
         if not allows_update:
             self.buffers.discard()
@@ -202,7 +209,10 @@ class OwnLosses(LaneLosses):
 @final
 @dataclass
 class TrainStep:
-    """Takes steps. Where the global weight is 0, or an fp16 gradient overflowed, no parameter changes."""
+    """Takes steps. Where the global weight is 0, or an fp16 gradient overflowed, no parameter changes.
+
+    The scheduler steps all the same, and the losses of the lanes count.
+    """
 
     pass_: Pass
     losses: LaneLosses
