@@ -92,7 +92,7 @@ soak: $(STAMP) ## kill a run 20 times at random moments and compare how it ends;
 	PYTHONPATH=. $(BIN)/python -m tests.soak.kill_and_resume
 	PYTHONPATH=. $(BIN)/python -m tests.soak.mutate_configurations
 
-failures: $(STAMP) ## let a run fail in every way that docs/failure.md lists, and write its tables (as root, ten minutes)
+failures: $(STAMP) ## let a run fail in every way that is known, and write tests/integration/failures.md (as root, ten minutes)
 	PYTHONPATH=. $(BIN)/python -m tests.integration.failure_table
 
 check: $(STAMP) ## formatting, lint and types, without changing a file
@@ -105,13 +105,13 @@ fmt: $(STAMP) ## format, and mend what lint can mend by itself
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP)) ## run what needs a GPU, and write its table to docs/benchmarks.md
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP)) ## run what needs a GPU, and write its table to benchmarks/results.md
 	@$(GPU_PYTHON) -c 'import sys, torch; found = torch.cuda.device_count(); sys.exit(None if found >= $(GPUS) else \
 	    f"make gpu needs $(GPUS) CUDA devices: torch {torch.__version__} of $(GPU_PYTHON) sees {found}.")'
 	timeout 15m $(GPU_PYTHON) -m pytest -m gpu -rs tests/gpu $(PYTEST_ARGS)
 	timeout 10m $(GPU_PYTHON) benchmarks/gpu.py
 
-benchmarks: $(BENCHMARKS_STAMP) ## compare with hand-written loops and other libraries, and write docs/benchmarks.md (more than an hour)
+benchmarks: $(BENCHMARKS_STAMP) ## compare with hand-written loops and other libraries, and write benchmarks/results.md (more than an hour)
 	@for name in $(BENCHMARKS); do $(BENCHMARKS_VENV)/bin/python benchmarks/$$name.py --write || exit 1; done
 
 docs: $(STAMP) ## build the docs as a site in docs/_build; a warning is an error

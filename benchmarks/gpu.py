@@ -3,7 +3,7 @@
     python benchmarks/gpu.py [DEVICE] [FILE]
 
 DEVICE is `cuda` or `cpu`; two devices may be one GPU, which gloo shares between processes. On `cpu` the GPT
-is tiny, to see that the script works. The tables replace the section "GPU" of FILE, docs/benchmarks.md by
+is tiny, to see that the script works. The tables replace the section "GPU" of FILE, results.md by
 default.
 """
 

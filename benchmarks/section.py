@@ -1,4 +1,4 @@
-"""Writes what a benchmark measured as its section of docs/benchmarks.md."""
+"""Writes what a benchmark measured as its section of results.md."""
 
 import argparse
 import re
@@ -10,12 +10,12 @@ from pathlib import Path
 from lanewise.commands.bench.compare import describe_machine
 from lanewise.commands.bench.rounds import MiddleHalf
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).with_name("results.md")
 LIBRARIES = ("torch", "lightning", "pytorch-ignite", "accelerate", "transformers", "pyarrow", "datasets")
 
 
 def publish(title: str, text: str | None, measure: Callable[[int], str], num_rounds: int) -> None:
-    """Measure and print; with `--write` on the command line, replace the section of this title in the docs.
+    """Measure and print; with `--write` on the command line, replace its section in the results.
 
     Args:
         title: heading of the section.

@@ -6,7 +6,7 @@ MoCo with a queue of 65,536 keys of 128 numbers and a batch of 256 in four lanes
 communicate by gloo; a query and a key encoder of two layers. Seconds of a step, divided by those of "by
 hand" in the same round. There the model has no queue: lanewise trains the query encoder against a plain
 tensor, and after the step a hand-written `all_gather` brings the keys of both processes, which are put into
-that tensor; the key encoder follows there too. "`step_state`" is the task of docs/state.md, "undeclared" the
+that tensor; the key encoder follows there too. "`step_state`" is the task of docs/losses.md, "undeclared" the
 same without `step_state = ("queue",)`. All three come to the same queue. The steps of the three alternate.
 """
 

@@ -1,7 +1,6 @@
 """Builds the site from the Markdown files of this folder: `make docs`."""
 
 import importlib.metadata
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ exclude_patterns = ["_build", "coming_from/code"]
 
 # ::: instead of ``` where a block holds other blocks, and links to headings.
 myst_enable_extensions = ["colon_fence"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 
 # A link that leads nowhere is an error: `make docs` builds with -W.
 nitpicky = True
@@ -30,23 +29,47 @@ html_static_path = ["_static"]
 html_css_files = ["lanewise.css"]
 html_copy_source = False
 
-_README = Path(__file__).parents[1] / "README.md"
+MOVED = {
+    "guide": "tutorial",
+    "recipes": "task",
+    "metrics": "evaluation",
+    **dict.fromkeys(["callbacks", "tracking", "report"], "watching"),
+    **dict.fromkeys(["batch_loss", "state"], "losses"),
+    "streams": "data",
+    "checkpoints": "files",
+    "plan": "memory",
+    "bench": "performance",
+    "programs": "verify",
+    "devices": "reducers",
+    "coming_from/one_device": "own_loop",
+    "coming_from/articles": "coming_from/README",
+    "coming_from/gradient_accumulation": "coming_from/larger_batches",
+    **dict.fromkeys(
+        [f"coming_from/{name}" for name in ("data_parallel", "spawn", "apex", "accelerate")],
+        "coming_from/ddp",
+    ),
+}
+"""Where the pages went that are no longer there."""
 
 
 def setup(app: Any) -> None:
-    """Put the README before the table of contents of the first page."""
-    app.connect("source-read", _add_readme)
+    """Leave a line in the place of each page that moved."""
+    app.connect("build-finished", _leave_lines)
     app.connect(
         "autodoc-process-docstring", _mark_programs, priority=1
     )  # before sections such as Args are read
 
 
-def _add_readme(_app: Any, name: str, source: list[str]) -> None:
-    if name != "index":
+def _leave_lines(app: Any, error: Exception | None) -> None:
+    if error or app.builder.name != "html":
         return
-    text = _README.read_text(encoding="utf-8").replace("](docs/", "](")
-    # What is not on the site is named without a link.
-    source[0] = re.sub(r"\[([^]]+)\]\((?:examples/|CHANGELOG|CONTRIBUTING)[^)]*\)", r"\1", text) + source[0]
+    for old, new in MOVED.items():
+        to = f"{'../' * old.count('/')}{new}.html"
+        line = f'<p>This page went to <a href="{to}">{new}</a>.</p>'
+        page = (
+            f'<!doctype html><title>lanewise</title><meta http-equiv="refresh" content="0; url={to}">{line}\n'
+        )
+        Path(app.outdir, f"{old}.html").write_text(page, encoding="utf-8")
 
 
 def _mark_programs(

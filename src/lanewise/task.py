@@ -206,7 +206,7 @@ class Task(ABC):
     def after_update(self, model: nn.Module, step: UpdatedStep) -> None:  # noqa: B027 - most have none
         """Change the model once in each step that updated it, after the optimizer and its scheduler.
 
-        For state of the whole step: queues, teachers, codebooks, balances (docs/state.md). Called on every
+        For state of the whole step: queues, teachers, codebooks, balances (docs/losses.md). Called on every
         process, without gradients, under equal random state; every process must do the same. It may write
         parameters and buffers in place, and nothing else: what it keeps in attributes, no checkpoint has.
 

@@ -1,4 +1,4 @@
-"""What docs/coming_from/articles.md says of five articles: their lines, ours, what goes wrong in theirs."""
+"""What docs/coming_from/README.md says of five articles: their lines, ours, what goes wrong in theirs."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def folder(tmp_path) -> Path:
 
 
 def spawn(name: str, folder: Path, *nodes: str) -> list[Done]:
-    """Run a program of spawn.md on several nodes, each by its own line as printed there."""
+    """Run a program with mp.spawn on several nodes, each by its own line as printed there."""
     variables = {"MASTER_PORT": str(reserve_port())}
     commands = [Cold(PYTHON, name, *line.split(), cwd=folder, variables=variables) for line in nodes]
     for command in commands:
@@ -227,11 +227,11 @@ def test_the_last_group_of_an_epoch_is_lost_in_theirs_and_is_a_step_of_ours(fold
 
 
 def test_the_index_leads_to_a_page_with_both_sides_for_each_article():
-    index = (PAGES / "articles.md").read_text()
-    articles = index.split("\n## ")[1:]
-    assert len(articles) == 5
-    for article in articles:
-        pages = [PAGES / name for name in re.findall(r"\]\((\w+\.md)\)", article)]
-        assert any("_theirs." in page.read_text() and "Here: " in page.read_text() for page in pages), article
-        assert "| printed there | typed here |" in article
-        assert "**What goes wrong there.**" in article
+    index = (PAGES / "README.md").read_text().partition("## You read this article")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| [^|]* \| \[[^]]*\]\((\w+\.md)\).* \| [^|]+ \|$", index, flags=re.MULTILINE)
+    assert len(rows) == 5
+    for name in rows:
+        text = (PAGES / name).read_text()
+        assert "_theirs." in text, name
+        assert "## There and here" in text, name
+        assert "## What does not carry over" in text, name

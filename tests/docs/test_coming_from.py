@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -211,13 +212,16 @@ def test_a_page_shows_its_programs_as_they_are(page):
 
 
 def test_each_program_is_on_a_page_and_each_page_has_both_sides():
-    shown = set()
-    for page in set(PAGES.glob("*.md")) - {PAGES / "README.md", PAGES / "articles.md"}:
-        included = {found[2].removeprefix("code/") for found in writer().SHOWN.finditer(page.read_text())}
-        assert any("_theirs." in name for name in included), page
-        assert any("_ours." in name for name in included), page
-        shown |= included
-    assert {path.name for path in CODE.iterdir() if path.is_file()} <= shown | {"toy.py"}
+    linked = set()
+    for page in set(PAGES.glob("*.md")) - {PAGES / "README.md"}:
+        text = page.read_text()
+        programs = set(re.findall(r"\]\(code/([\w.]+)\)", text))
+        assert any("_theirs." in name for name in programs), page
+        assert writer().SHOWN.search(text), page
+        assert len(text.split()) <= 600, page
+        linked |= programs
+    linked |= set(re.findall(r"code/([\w.]+)\)", (PAGES.parent / "own_loop.md").read_text()))
+    assert {path.name for path in CODE.iterdir() if path.is_file()} <= linked | {"toy.py"}
 
 
 def writer():

@@ -5,7 +5,7 @@ begins with a program, after variables that are set for it. Others are files, ou
 
 A fenced block is a file if the paragraph ahead of it names one of its kind: `digits.py`. The blocks of a page
 run in its order, each in a shell of its own, in one folder of a copy of the checkout, which has the files of
-the page and of the guide.
+the page and of the tutorial.
 
 What cannot run has a reason ahead of it: `<!-- not run: needs several hosts -->`. One right below the title
 of a page holds for all of its blocks.
@@ -25,7 +25,7 @@ from tests.integration import mpirun
 from tests.integration.command import BIN, ROOT, Cold, lanewise, run
 
 README = ROOT / "README.md"
-GUIDE = ROOT / "docs" / "guide.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 PATTERNS = ("README.md", "docs/*.md", "docs/coming_from/*.md", "docs/decisions/*.md", "examples/*/README.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 
@@ -117,7 +117,7 @@ def run_commands(page: Path, checkout: Path, run: Callable[[str, Path, Path], No
         folder = checkout / "docs" / "coming_from" / "code"
     elif page.name == "README.md":
         folder = checkout / page.parent.relative_to(ROOT)
-    for block in [*blocks_of(GUIDE.read_text()), *blocks_of(page.read_text())]:
+    for block in [*blocks_of(TUTORIAL.read_text()), *blocks_of(page.read_text())]:
         if block.file:
             (folder / block.file).write_text(block.text)
     for text in commands_to_run(page):
@@ -164,9 +164,9 @@ def test_the_readmes_commands_run(tmp_path):
     run_commands(README, tmp_path, run_warm)
 
 
-def test_the_example_of_the_guide_is_that_which_init_makes():
+def test_the_example_of_the_tutorial_is_that_which_init_makes():
     """All pages name `digits.yaml`, and nothing shipped it."""
-    files = {block.file: block.text for block in blocks_of(GUIDE.read_text()) if block.file}
+    files = {block.file: block.text for block in blocks_of(TUTORIAL.read_text()) if block.file}
     for name in ("digits.py", "digits.yaml"):
         assert (ROOT / "examples" / "digits" / name).read_text() == files[name]
 

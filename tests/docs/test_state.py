@@ -1,13 +1,12 @@
-"""The tasks of docs/state.md train what a loop on one device makes of the whole batch, everywhere."""
+"""The tasks of docs/step_state.py train what a loop on one device makes of the whole batch, everywhere."""
 
+import ast
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
 
 from lanewise.config import DataConfig, DistributedConfig, OrderConfig, RunConfig
 from lanewise.data.collate import collate
@@ -21,7 +20,7 @@ from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure
 from tests.slow import slow
 
-PAGE = Path(__file__).parents[2] / "docs" / "state.md"
+PAGE = Path(__file__).parents[2] / "docs" / "step_state.py"
 NUM_SAMPLES, LANES, MICRO_BATCH, STEPS = 53, 4, 4, 9
 
 
@@ -29,23 +28,14 @@ DTYPE = torch.float64
 """Of weights, buffers and samples; autocast leaves float64 as it is."""
 
 
-def samples(seed: int) -> torch.Tensor:
-    return torch.randn(NUM_SAMPLES, 8, generator=torch.Generator().manual_seed(seed), dtype=DTYPE)
+def is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr)
 
 
-def vectors() -> Any:
-    return list(samples(3))
-
-
-def numbered() -> Dataset[Any]:
-    return TensorDataset(samples(3), torch.arange(NUM_SAMPLES))
-
-
-BLOCKS = PAGE.read_text().partition("\n## Six tasks\n")[2].partition("\n## ")[0].split("```python\n")[1:]
-SOURCES = [block.partition("```")[0] for block in BLOCKS]
+TEXT = PAGE.read_text()
+SOURCES = [ast.get_source_segment(TEXT, node) for node in ast.parse(TEXT).body if not is_text(node)]
 for source in SOURCES:  # the classes belong to this module, so that a configuration can name them
     exec(source.replace("torch.float64", "DTYPE").replace(".double()", ".to(DTYPE)"))
-decoder = encoder  # noqa: F821 - of the page
 NAMES = ["MoCo", "Dino", "Quantiser", "Experts", "Hard", "Clipped"]
 
 
@@ -106,7 +96,7 @@ def alone() -> dict[str, dict[str, torch.Tensor]]:
     return dict(zip(NAMES, run_distributed(train_all, 1, configs)[0], strict=True))
 
 
-def test_the_page_has_six_tasks_of_at_most_40_lines():
+def test_the_file_has_six_tasks_of_at_most_40_lines():
     classes = [source for source in SOURCES if source.startswith("class ")]
     assert [source.split("(")[0].removeprefix("class ") for source in classes] == NAMES
     assert max(source.count("\n") for source in classes) <= 40

@@ -1,4 +1,4 @@
-"""The streams of docs/streams.md train the same on one process, and on two and one in parts."""
+"""The streams of docs/data.md train the same on one process, and on two and one in parts."""
 
 import gzip
 import importlib.util
@@ -25,9 +25,10 @@ from lanewise import Task
 from lanewise.config import DataConfig
 from tests.distributed.stream_parts import train_whole_and_in_parts, two_epochs
 
-PAGE = Path(__file__).parents[2] / "docs" / "streams.md"
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+STREAMS = PAGE.read_text().partition("\n## Streams\n")[2]
 CODE, YAML = (
-    "\n".join(re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE))
+    "\n".join(re.findall(rf"^```{language}\n(.*?)^```$", STREAMS, flags=re.DOTALL | re.MULTILINE))
     for language in ("python", "yaml")
 )
 

@@ -1,4 +1,4 @@
-"""Writes the table of docs/devices.md: the models that the CPU and the emulated device leave, as digests.
+"""Writes the table of README.md beside it: the models that the CPU and the emulated device leave, as digests.
 
 python -m tests.fake_device.digests [ORDER ...]
 """

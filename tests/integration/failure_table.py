@@ -1,4 +1,4 @@
-"""Lets runs fail in every way of `cases`, and writes what happened as the tables of docs/failure.md.
+"""Lets runs fail in every way of `cases`, and writes what happened as the tables of failures.md beside it.
 
     make failures
 
@@ -19,7 +19,7 @@ from tests.integration.cases import Case
 from tests.integration.command import ROOT
 from tests.integration.failing import STALL_SECONDS, Ended, Terminal
 
-PAGE = ROOT / "docs" / "failure.md"
+PAGE = ROOT / "tests" / "integration" / "failures.md"
 HEADING = "## Measured"
 MOST_CHARACTERS = 200
 

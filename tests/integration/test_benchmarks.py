@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+PAGE = (BENCHMARKS / "results.md").read_text(encoding="utf-8")
 PUBLISHED = sorted(path for path in BENCHMARKS.glob("*.py") if "    publish(" in path.read_text())
 
 

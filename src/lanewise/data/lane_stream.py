@@ -129,7 +129,7 @@ def _require_samples(dataset: object) -> None:
         raise TaskError(
             f"a dataset is a {name} of webdataset, which chooses samples by rank and worker. Return an "
             "object with num_shards = len(urls), whose iter_lane(self, epoch, lane, num_lanes) is: return "
-            "WebDataset(urls[lane::num_lanes], shardshuffle=False, nodesplitter=iter) (docs/streams.md)."
+            "WebDataset(urls[lane::num_lanes], shardshuffle=False, nodesplitter=iter) (docs/data.md)."
         )
 
 

@@ -75,7 +75,7 @@ class Callback:
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a logged step, and of those since the one before.
 
-        Names are `group/name` with the unit: `perf/samples_per_second`. docs/guide.md lists them.
+        Names are `group/name` with the unit: `perf/samples_per_second`. docs/files.md lists them.
         """
 
     def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:

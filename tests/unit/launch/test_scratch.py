@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lanewise.errors import StorageError
+from lanewise.launch import scratch
 from lanewise.launch.scratch import remove_all, scratch_folder
 
 KILLED = """
@@ -29,7 +30,11 @@ print(multiprocessing.util.get_temp_dir(), tempfile.gettempdir(), flush=True)
 
 @pytest.fixture
 def folder(monkeypatch):
-    """Where temporary files are; the name of a socket is short, so not in tmp_path."""
+    """Where temporary files are; the name of a socket is short, so not in tmp_path.
+
+    The folders that this process has from other tests stay: its loader processes keep sockets there.
+    """
+    monkeypatch.setattr(scratch, "_folders", {})
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         monkeypatch.setattr(tempfile, "tempdir", short)
         yield Path(short)

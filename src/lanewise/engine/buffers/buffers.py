@@ -312,7 +312,7 @@ def _refuse(pack: BufferPack, turn: LaneTurn, value: torch.Tensor, expected: tor
                 f"integer buffer {name} differs between the lanes of step {turn.step + 1}: "
                 f"lane {turn.lane} made {made.tolist()} of it, and the first {other.tolist()}. "
                 "What all lanes make together, such as a queue or counts, is written after the update "
-                "(docs/state.md). Register a statistic as a float buffer, which is averaged. In a "
+                "(docs/losses.md). Register a statistic as a float buffer, which is averaged. In a "
                 "module of others settle it in build_model: calibrate an observer of quantisation-aware "
                 "training there, by forwards after prepare_qat, and switch it off by "
                 "model.apply(torch.ao.quantization.disable_observer)."

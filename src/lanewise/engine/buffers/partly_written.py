@@ -51,6 +51,6 @@ def name_partly_written(
             logger.warning(
                 "lanes wrote different elements of the buffer %s and left others. After the step it is "
                 "the mean over the lanes, which suits running statistics, and no queue, codebook or "
-                "table: write such a buffer in after_update, from what the lanes gather (docs/state.md).",
+                "table: write such a buffer in after_update, from what the lanes gather (docs/losses.md).",
                 name,
             )

@@ -151,7 +151,7 @@ class Lanes:
             model: a module that is equal on every rank.
             compression: how its gradients travel in `close`: `bf16` or `fp16`; None: they are not compressed.
             step_state: names of buffers, or of modules with all buffers below, that no lane writes: they are
-                not merged. The loop writes them once in a step, after `optimizer.step()` (docs/state.md).
+                not merged. The loop writes them once in a step, after `optimizer.step()` (docs/losses.md).
             init_from: the weights to begin with: a file, the folder of a run, or what `train.init_from` says.
                 A checkpoint that is restored later wins.
             ema_decay: decay of the average of its weights that `average` returns; None: there is none.

@@ -195,7 +195,7 @@ class Step:
             step.batch_loss(lambda batch: model(batch[0]), contrastive_loss)
             optimizer.step()
 
-        The forward of each micro-batch runs twice, under equal random state; see docs/batch_loss.md.
+        The forward of each micro-batch runs twice, under equal random state; see docs/losses.md.
 
         Collective: every rank must call this.
 

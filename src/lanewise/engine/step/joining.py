@@ -218,5 +218,5 @@ def _refuse(told: Sequence[tuple[int | str, str]], step: int) -> None:
     raise TaskError(
         f"the lanes of step {step + 1} give different things to gather or to add up:\n{listed}\n"
         "Each lane that has samples must give the same names from the first step on, with equal containers, "
-        "dtypes and shapes; only the number of rows may differ, and be 0 (docs/state.md)."
+        "dtypes and shapes; only the number of rows may differ, and be 0 (docs/losses.md)."
     )

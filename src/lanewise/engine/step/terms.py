@@ -220,7 +220,7 @@ def _no_scalar(returned: object, value: object, what: str) -> TaskError:
         return TaskError(
             f"{what} returned several losses. Each is divided by its own weight over the global "
             "batch: give the task loss_weights(batch), which returns these, or None where only the "
-            "loss knows them; a loop of your own has step.batch_loss (docs/batch_loss.md)."
+            "loss knows them; a loop of your own has step.batch_loss (docs/losses.md)."
         )
     if isinstance(value, torch.Tensor):
         of_sum = "a Loss whose sum is " if isinstance(returned, Loss) else ""

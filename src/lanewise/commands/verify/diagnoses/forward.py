@@ -11,7 +11,7 @@ UNSEEDED = "random numbers from a generator that lanewise does not seed"
 HIDDEN_STATE = "state outside of parameters and buffers"
 NO_STATISTIC = (
     "A hidden state that is carried from batch to batch is none: the mean over the lanes mixes texts. See "
-    "'A hidden state from batch to batch' in docs/own_loop.md; for a queue or a table docs/state.md."
+    "'A hidden state from batch to batch' in docs/own_loop.md; for a queue or a table docs/losses.md."
 )
 RESET_IT = (
     "Reset it at the beginning of each forward, or carry it in the batch. If it is a running statistic, make "
@@ -29,7 +29,7 @@ _USE_THE_BATCH = (
     "the forward depends on the layout",
     "A lane must not see what other lanes compute, as SyncBatchNorm does: use BatchNorm, whose "
     "statistics are each lane's own and are merged after the step, or GroupNorm. A loss that compares the "
-    "samples of all lanes is a task's batch_loss (docs/batch_loss.md).",
+    "samples of all lanes is a task's batch_loss (docs/losses.md).",
 )
 def communicates(evidence: Evidence) -> Iterator[str]:
     """Find collectives in a forward or a backward, as in that of SyncBatchNorm."""

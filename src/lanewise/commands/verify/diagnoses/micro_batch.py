@@ -48,7 +48,7 @@ mean_of_terms = Diagnosis(
     "micro-batch",
     "a term of the loss has weights or targets of its micro-batch",
     "A mean over samples beside one over tokens is multiplied by a number that differs with each "
-    "micro-batch: return both as a list of Loss, each divided by its own weight (docs/batch_loss.md), or add "
+    "micro-batch: return both as a list of Loss, each divided by its own weight (docs/losses.md), or add "
     "all terms up over the units that the weight counts. Take what targets and weights are "
     "made of (frequencies of classes, means) from the whole dataset.",
     partial(

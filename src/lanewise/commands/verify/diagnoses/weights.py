@@ -50,7 +50,7 @@ def changed_parameter(evidence: Evidence) -> Iterator[str]:
     "parameters",
     "what a task does after an update depends on more than the step",
     "Compute it from what the lanes gather and add up. Draw from the default generators, which are seeded, "
-    "and ask neither the time nor anything else that changes (docs/state.md).",
+    "and ask neither the time nor anything else that changes (docs/losses.md).",
 )
 def after_update_again(evidence: Evidence) -> Iterator[str]:
     """Find tensors of which `Task.after_update` makes something else when it runs again."""

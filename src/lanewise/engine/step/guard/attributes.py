@@ -42,7 +42,7 @@ NUM_LOOKS = 2
 _INSTEAD = (
     "self.progress says where the run is. Make a running statistic a buffer of the model (register_buffer), "
     "which becomes the mean over the lanes. What is of the whole step is a buffer that step_state names, "
-    "written in after_update from what lanes gather (docs/state.md). Draw random numbers from the default "
+    "written in after_update from what lanes gather (docs/losses.md). Draw random numbers from the default "
     "generators, which are seeded for every lane."
 )
 
@@ -228,7 +228,7 @@ class Attributes(Look):
                 raise TaskError(
                     f"buffer {name} changed in the {where} of lane {turn.lane} in step {turn.step + 1}, and "
                     "step_state says that no lane writes it. Give what is new in Loss(..., gather=...) or "
-                    "total=..., and write the buffer in after_update, once in a step (docs/state.md); or "
+                    "total=..., and write the buffer in after_update, once in a step (docs/losses.md); or "
                     "leave it out of step_state: then it becomes the mean over the lanes."
                 )
 

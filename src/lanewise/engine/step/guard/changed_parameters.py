@@ -123,7 +123,7 @@ class ChangedParameters(Look):
             f"parameter {name} changed in the {where} of lane {turn.lane} in step {turn.step + 1}. Each "
             "process runs some of the lanes only, so every number of devices would train another model. "
             "Leave updates to the optimizer, which steps after all lanes. Change other weights once in a "
-            "step, after it: in the task's after_update, or in a loop of your own (docs/state.md). Where a "
+            "step, after it: in the task's after_update, or in a loop of your own (docs/losses.md). Where a "
             "forward needs other weights for a while, use torch.func.functional_call. Instead of "
             "nn.Embedding(max_norm=...) limit the norm in the forward, without changing the weights."
         )

@@ -21,7 +21,7 @@ _INSTEAD_OF_SYNC_BATCH_NORM = (
 )
 _INSTEAD_OF_A_GATHER = (
     "What it gathers from other processes depends on their number. A loss that compares the samples of all "
-    "lanes is a task's batch_loss, or step.batch_loss in a loop of your own (docs/batch_loss.md); otherwise "
+    "lanes is a task's batch_loss, or step.batch_loss in a loop of your own (docs/losses.md); otherwise "
     "compute forward and loss from the lane's own samples. lanewise verify names the operator."
 )
 

@@ -38,5 +38,5 @@ def require_equal_state(model: nn.Module, world: World, step: int) -> None:
                 "once in a step (after_update, a hook, your own loop) or a lane wrote it: every process must "
                 "do the same. Compute it from what the lanes gather and add up, or from what all processes "
                 "have; not from the rank, the time, or what this process's lanes alone have seen "
-                "(docs/state.md)."
+                "(docs/losses.md)."
             )
