@@ -289,7 +289,7 @@ def refuse_exit(call: str, where: traceback.FrameSummary) -> TaskError:
     """
     return TaskError(
         f"{call} was called before the end, in {where.filename}, line {where.lineno}. "
-        "Raise an exception where the run cannot go on; to end it earlier, set train.max_steps."
+        "Raise an exception where the run cannot continue; to end it earlier, set train.max_steps."
     )
 
 

@@ -827,7 +827,7 @@ CAUSES = {
     "running level in evaluation": HIDDEN,
     "decay in the forward": OUTSIDE,
     "teacher": OUTSIDE,
-    "forward that communicates": "the forward depends on the layout",
+    "forward that communicates": "the forward depends on other processes",
     "groups that know the size": (
         "the learning rate or another option of the optimizer depends on the number of processes"
     ),

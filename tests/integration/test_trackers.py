@@ -59,7 +59,7 @@ def train_killed_and_resumed(
     assert killed.code == -9, killed.stderr
     resumed = ("--resume", "--distributed.devices=2", f"--callbacks={json.dumps([tracker, shows])}")
     done = program("train", config, *resumed, cwd=folder, variables=variables).require_success()
-    assert "going on from" in done.stderr
+    assert "resuming from" in done.stderr
     return folder / "run"
 
 

@@ -26,7 +26,7 @@ def test_mnist_is_verified_and_nothing_is_left(tmp_path):
     report = tmp_path / "report.json"
     done = verify(MNIST, tmp_path, "--devices", "2", "--resume", "--json", report).require_success()
     rows = [line.split() for line in done.stdout.splitlines() if line.rstrip().endswith(" same")]
-    assert len(rows) == 4  # one process again, two, and both of them going on from the other
+    assert len(rows) == 4  # one process again, two, and both of them resumed from the other
     assert all(row[-8:] == ["same"] * 8 for row in rows)
     assert "steps 1, 2, 63, 64, step 63 with 32 of 64 samples" in done.stdout
     assert "BatchNorm" in done.stdout

@@ -33,7 +33,7 @@ def verify(tmp_path, program, *arguments, until=""):
     written = json.loads((tmp_path / "report.json").read_text())
     assert done.code == (0 if written["verified"] else 1)
     (layout,) = written["layouts"]
-    assert written["verified"] == (not layout["findings"] and not layout["untold"])
+    assert written["verified"] == (not layout["findings"] and not layout["not_compared"])
     return done.stdout, layout
 
 
@@ -70,7 +70,7 @@ RIGHT = [
 @pytest.mark.parametrize(("program", "until", "arguments"), slow(*RIGHT))
 def test_of_a_right_program_nothing_is_found(tmp_path, program, until, arguments):
     shown, layout = verify(tmp_path, program, *always(program), *arguments, until=until)
-    assert (causes(layout), layout["untold"]) == ([], "")
+    assert (causes(layout), layout["not_compared"]) == ([], "")
     assert [f"{update['factor']:.4f}" for update in layout["comparisons"]] == ["1.0000", "1.0000"]
     assert shown.splitlines()[-1] == (
         "verified: the gradients are those of one process; not looked at: the order of a second epoch "
@@ -148,8 +148,8 @@ UNTOLD = [
 @pytest.mark.parametrize(("fault", "why"), slow(*UNTOLD))
 def test_what_cannot_be_told_is_named(tmp_path, fault, why):
     shown, layout = verify(tmp_path, "plain", *EVEN, "--fault", fault)
-    assert why in layout["untold"]
-    assert shown.splitlines()[-1] == "not verified: it cannot be told"
+    assert why in layout["not_compared"]
+    assert shown.splitlines()[-1] == "not verified: the gradients could not be compared"
 
 
 def test_a_program_that_fails_is_shown_with_its_last_lines(tmp_path):

@@ -108,14 +108,14 @@ def _read(file: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"--compare needs what an earlier `lanewise bench --json` wrote: got {file}, which is no JSON "
-            f"({error}). Write it anew."
+            f"({error}). Write it again."
         ) from None
 
 
 COMMAND = Command(
     name="bench",
     text="""\
-Trains CONFIG under every reducer on this machine, in turns, in both grades, and says how fast each one is,
+Trains CONFIG under every reducer on this machine, in exact and in close, and says how fast each one is,
 where its time goes, what memory it takes, and what bounds it. Nothing is written to run_dir.""",
     run=bench,
     operands=(CONFIG,),

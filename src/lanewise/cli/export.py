@@ -76,7 +76,7 @@ def _of_checkpoint(source: Path) -> tuple[dict[str, Any], str]:
     model, average = state.get("model"), state.get("average")
     if not isinstance(model, dict):
         raise CheckpointError(
-            f"{folder} has no state called model, so its weights cannot be told from others."
+            f"{folder} has no state called model, so its weights cannot be distinguished from others."
         )
     if isinstance(average, dict):
         model = {name: average.get(f"module.{name}", value) for name, value in model.items()}

@@ -43,7 +43,7 @@ COMMANDS = {
     "plan": ("CONFIG --devices 1,2,4", "say what memory and time a run needs, before it"),
     "bench": ("CONFIG --devices 1,2", "measure every mode, and say what bounds it"),
     "doctor": ("[CONFIG]", "find the host, clock, disk or link that is at fault"),
-    "runs": ("[DIR]", "list runs: how each stands, and how to go on"),
+    "runs": ("[DIR]", "list runs: the state of each, and how to resume it"),
     "report": ("RUN ... --output FILE.html", "write a page about runs, with charts"),
     "audit": ("RUN", "check that every sample was trained once, where it was planned"),
     "checkpoints": ("RUN", "list the checkpoints of a run, and verify them"),

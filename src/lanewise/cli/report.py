@@ -11,7 +11,7 @@ from lanewise.runs.file import replace_text
 
 _RUNS = Argument[Path]("RUN", "the run_dir of a run", read=read_path, is_repeated=True)
 _OUT = Argument[Path]("--output", "the page; report.html if left out", "FILE", read_path, Path("report.html"))
-_WATCH = flag("--watch", "writes the page anew while a run goes on, until Ctrl-C or until all have ended")
+_WATCH = flag("--watch", "rewrites the page while a run continues, until Ctrl-C or until all have ended")
 _NEEDED = ("plotly", "tsdownsample")
 _SECONDS_BETWEEN_PAGES = 10.0
 

@@ -32,7 +32,7 @@ COMMAND = Command(
     name="runs",
     text="""\
 Lists the runs in a folder, the newest one first: when each began, its state, its progress, its last metrics
-and the best one, its error, and how to go on. A run is running if its process holds the lock of its run_dir,
+and the best one, its error, and how to resume it. A run is running if its process holds the lock of run_dir,
 or, on another host, if its last line is young.""",
     run=runs,
     operands=(_FOLDER,),

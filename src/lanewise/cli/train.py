@@ -17,16 +17,16 @@ def _read_names(text: str) -> tuple[str, ...]:
 
 
 _CONFIG = Argument[str]("CONFIG", "the configuration, a file that ends in .yaml, .json, .toml or .jsonnet")
-_RESUME = flag("--resume", "goes on from the newest good checkpoint in run_dir, if there is one")
+_RESUME = flag("--resume", "resumes from the newest good checkpoint in run_dir, if there is one")
 _ALLOW = Argument[tuple[str, ...]](
     "--allow",
-    f"with --resume: goes on although the checkpoint has other {', '.join(MAY_DIFFER[:-1])} or "
+    f"with --resume: resumes although the checkpoint has other {', '.join(MAY_DIFFER[:-1])} or "
     f"{MAY_DIFFER[-1]}, those that are listed; with other lanes samples are augmented otherwise too",
     "A,B",
     _read_names,
     default=(),
 )
-_OVERWRITE = flag("--overwrite", "removes the run that is in run_dir, if there is one, and begins anew")
+_OVERWRITE = flag("--overwrite", "removes the run that is in run_dir, if there is one, and starts over")
 _AUDIT = flag(
     "--audit", "writes the sample indices and a hash of the tensors of every lane, for `lanewise audit`"
 )
@@ -38,7 +38,7 @@ def train(arguments: Arguments) -> int:
     if arguments[_ALLOW] and not arguments[_RESUME]:
         raise ConfigError("--allow says what may differ on resume: add --resume, or leave it out.")
     if arguments[_OVERWRITE] and arguments[_RESUME]:
-        raise ConfigError("--overwrite begins anew, and --resume goes on: leave one of them out.")
+        raise ConfigError("--overwrite starts over, and --resume continues: leave one of them out.")
     config = load_config(arguments[_CONFIG], arguments.overrides)
     if arguments[_PRINT_CONFIG]:
         print(dump_config(config), end="")

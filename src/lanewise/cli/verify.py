@@ -34,7 +34,7 @@ _UNTIL = Argument[str | None](
     _read_until,
     default=None,
 )
-_RESUME = flag("--resume", "also goes on from a checkpoint of another number of devices")
+_RESUME = flag("--resume", "also resumes from a checkpoint of another number of devices")
 
 
 def verify(arguments: Arguments) -> int:

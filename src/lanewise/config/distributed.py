@@ -219,7 +219,7 @@ class DistributedConfig(Section):
     Unset: as they are."""
     sync_batch_norm: bool = False
     """Whether BatchNorm normalises over the lanes that processes run at once, as torch's SyncBatchNorm does.
-    It depends on the layout, and needs the reducer ddp in close, accelerators, and data.drop_last."""
+    Results depend on the number of devices. Needs reducer ddp in close, accelerators, and data.drop_last."""
     max_restarts: Annotated[int, at_least(0)] = 0
     """How often the processes are started again when one fails; they go on from the newest checkpoint."""
     stall_seconds: Annotated[float, above(0)] | None = 300.0

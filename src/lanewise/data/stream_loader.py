@@ -92,7 +92,7 @@ class StreamLoader:
         """
         if first_step != self._step:
             raise DataError(
-                f"the stream goes on with step {self._step + 1}, and step {first_step + 1} was asked for: "
+                f"the stream continues with step {self._step + 1}, and step {first_step + 1} was asked for: "
                 "a stream leaves out no steps. Give the step of the checkpoint that was restored, or 0."
             )
         while last_step is None or self._step < last_step:
@@ -183,7 +183,7 @@ class StreamLoader:
             )
             raise CheckpointError(
                 f"the stream of the checkpoint was cut into {before}, and this one is into {now}: a stream "
-                "goes on only with the same. Use the checkpoint's sizes of batch and data.shuffle_buffer."
+                "continues only with the same. Use the checkpoint's sizes of batch and data.shuffle_buffer."
             )
         num_epochs = int(state["epoch"]) + (state["upcoming"] is not None)  # begun ones
         if self.num_epochs is not None and num_epochs > self.num_epochs:

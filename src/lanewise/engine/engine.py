@@ -225,7 +225,7 @@ class Engine:
             self._pass.buffers.check()
             self._saving.save(step, None, stops=False)
             self._saving.finish()
-            raise ConfigError(f"{error} The run was saved: correct it, and go on with --resume.") from None
+            raise ConfigError(f"{error} The run was saved: correct it, and continue with --resume.") from None
         return False
 
     def _evaluate(self, step: int, run_dir: RunDir, observers: Observers) -> None:
@@ -289,7 +289,7 @@ class Engine:
         num_steps = end - self.first_step
         if not num_steps:
             key = "max_steps" if self.run.config.train.max_steps == end else "epochs"
-            remedy = f", up to train.{key}. Raise it to go on" if self.ends_with(end - 1) else ""
+            remedy = f", up to train.{key}. Raise it to continue" if self.ends_with(end - 1) else ""
             logger.info("nothing was left to train: all %s steps were taken before%s", f"{end:,}", remedy)
             return
         num_samples = self.run.loader.end_of(end - 1).num_samples - self._num_before

@@ -160,8 +160,8 @@ class ForkClient:
         if self._num_looks > _MOST_LOOKS:
             self.end()
             raise LaunchError(
-                f"the process that workers are forked from (process {self.pid}), {STOPPED}, has not told how "
-                "they began or ended. Start the run again: --resume goes on from its newest checkpoint."
+                f"the process that workers are forked from (process {self.pid}), {STOPPED}, has not said how "
+                "they began or ended. Start the run again: --resume continues from its newest checkpoint."
             )
         return False
 

@@ -149,7 +149,7 @@ class BatchJob:
         return "\n".join(
             [
                 f"job {number} is submitted.",
-                f"  squeue --job {number}  # how it stands",
+                f"  squeue --job {number}  # its state",
                 f"  tail -F {shlex.quote(str(self.log(number)))}  # what it says",
                 f"  scancel {number}  # saves a checkpoint and ends it",
             ]

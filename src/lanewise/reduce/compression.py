@@ -53,7 +53,7 @@ class CompressedAllReduce:
         self._factors: dict[int, torch.Tensor] = {}
         if world.rank == 0:
             logger.info(
-                "gradients travel compressed (%s): results are approximate, and depend on the layout",
+                "gradients are sent compressed (%s): results are approximate and depend on world size",
                 compression,
             )
 

@@ -15,7 +15,7 @@ from lanewise.errors import CheckpointError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOVED = (
-    "it was moved or removed during the run. Move it back, or set train.run_dir to its new place, and go on"
+    "it was moved or removed during the run. Move it back, or set train.run_dir to its new place, and resume"
 )
 _scan = json.JSONDecoder().raw_decode
 

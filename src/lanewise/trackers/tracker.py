@@ -156,7 +156,7 @@ class Tracker(LineCallback, ABC):
             self.close(End(self._end, digest))
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the run goes on
             logger.warning(
-                "%s takes no more numbers of this run: %s. The run goes on, metrics.jsonl has all of them, "
+                "%s takes no more numbers of this run: %s. The run continues, metrics.jsonl has all of them, "
                 "and the next start with --resume sends what is missing.",
                 type(self).__name__,
                 text_of(error),

@@ -205,7 +205,7 @@ def test_a_named_scheduler_verifies(model):
     ("mistake", "num_processes", "cause"),
     [
         ("size", 2, "a step depends on the rank, on the number of processes or on state that was not seen"),
-        *slow(("process", 1, "the layouts diverge for an unknown reason")),
+        *slow(("process", 1, "the runs diverge for an unknown reason")),
         *slow(("process", 2, "ranks hold different weights")),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_checkpoint_that_cannot_be_taken_back_is_named(model):
     (finding,) = verify(
         mistakes.config("state that is not taken back", model, True), 1, resumes=True
     ).findings
-    assert finding.cause == "a run cannot go on from a checkpoint"
+    assert finding.cause == "a run cannot resume from a checkpoint"
     assert "version 1 is not read" in finding.evidence
 
 
@@ -246,7 +246,7 @@ def test_gradients_of_close_beyond_their_bound_are_named(monkeypatch):
     monkeypatch.setitem(globals(), "run_job", run_job_with_a_wrong_sum)
     report = verify(configure(Language, num_lanes=4, equality="close"))
     (finding,) = report.findings
-    assert finding.cause == "gradients of close are farther apart than rounding explains"
+    assert finding.cause == "gradients of equality close are farther apart than rounding explains"
     assert finding.evidence.endswith("times its bound in 2 processes.")
     assert 1 < report.layouts[2].close.worst < 1000
 

@@ -259,7 +259,7 @@ def test_evaluation_makes_a_batch_of_the_micro_batches_of_all_lanes(task):
         (Gathers, "the batch_loss of Gathers communicates with other processes"),
         (Keeps, r"lane \d of step 1 gave other outputs when its forward ran a second time"),
         (ChangesBuffer, "the batch_loss of ChangesBuffer changes the buffer seen"),
-        (InObject, "has an object of type Opaque, whose samples cannot be told apart"),
+        (InObject, "has an object of type Opaque, whose samples cannot be separated"),
         (Communicates, "communicated with other processes, so its result depends on their number"),
         (
             NotFinite,

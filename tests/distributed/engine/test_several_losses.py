@@ -175,7 +175,7 @@ def test_evaluation_adds_the_means_of_the_terms_over_the_dataset():
     ("task", "said"),
     [
         (Undeclared, r"the loss of Undeclared returned several losses\. .*give the task loss_weights"),
-        (OtherWeights, r"has the weights \[.*\], and loss_weights told \[.*return the same weights"),
+        (OtherWeights, r"has the weights \[.*\], and loss_weights gave \[.*return the same weights"),
         (SameNames, "reports the metric size with several of its terms"),
         (Wavering, "loss_weights of Wavering returns None for some batches only"),
     ],

@@ -81,7 +81,7 @@ def test_what_is_no_command_is_named_with_the_nearest_one(capsys, argument, hint
 
 @pytest.mark.parametrize(
     ("steps", "said"),
-    [([], "no checkpoint was saved yet"), ([2, 10], "--resume goes on from {}/step-000010")],
+    [([], "no checkpoint was saved yet"), ([2, 10], "--resume continues from {}/step-000010")],
 )
 def test_an_interrupted_training_says_from_where_to_go_on(tmp_path, monkeypatch, capsys, steps, said):
     checkpoints = tmp_path / "run" / "checkpoints"

@@ -133,7 +133,7 @@ def test_a_run_with_nothing_left_names_what_ended_it(tmp_path, caplog, train, ke
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, **train))
     run = build_run(config, LocalWorld(torch.device("cpu")))
     Engine(run, first_step=run.last_step).fit(RunDir(tmp_path))
-    said = f"all {run.last_step} steps were taken before, up to train.{key}. Raise it to go on"
+    said = f"all {run.last_step} steps were taken before, up to train.{key}. Raise it to continue"
     assert said in caplog.text
 
 

@@ -85,6 +85,6 @@ def test_a_rank_that_a_signal_ended_comes_before_those_that_missed_it(recorded):
 def test_the_exit_code_of_a_rank_is_waited_for_whose_end_another_has_seen(files):
     """The other sees that its first thread has ended; the code is told after the last one has."""
     zero, _ = make_channels(2)
-    zero.report(failure_of(1, make_beat(), SILENCE, "rank 1, which has ended, told no error."))
+    zero.report(failure_of(1, make_beat(), SILENCE, "rank 1, which has ended, reported no error."))
     failure = _first_failure(zero, {0: Ended(1), 1: Ended(-signal.SIGKILL, is_late=True)}, files)
     assert failure.kind == "SIGKILL"

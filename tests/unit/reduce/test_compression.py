@@ -143,5 +143,5 @@ def log_of(world, name: str) -> str:
 
 def test_it_is_said_to_be_approximate_by_one_rank():
     said, nothing = run_distributed(log_of, 2, "bf16")
-    assert "gradients travel compressed (bf16): results are approximate" in said
+    assert "gradients are sent compressed (bf16): results are approximate" in said
     assert nothing == ""

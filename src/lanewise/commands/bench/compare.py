@@ -142,5 +142,5 @@ def _reading(before: Any) -> Iterator[None]:
             raise
         raise ConfigError(
             "--compare needs what an earlier `lanewise bench --json` wrote: got "
-            f"{type(before).__name__} without {error}. Write it anew."
+            f"{type(before).__name__} without {error}. Write it again."
         ) from None

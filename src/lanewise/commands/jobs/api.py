@@ -132,7 +132,7 @@ def train(
     config = config_of(task, **sections)
     if overwrite and resume:
         raise ConfigError(
-            "overwrite begins anew, and resume goes on: got True for both. Leave one of them out."
+            "overwrite starts over, and resume continues: got True for both. Leave one of them out."
         )
     if allow and not resume:
         raise ConfigError("allow says what may differ on resume: add resume=True, or leave it out.")

@@ -70,7 +70,7 @@ class TrainJob(Job):
         from lanewise.runs.checkpoint.folder import CheckpointFolder
 
         saved = CheckpointFolder(self.run_dir.checkpoints).all()
-        return f"--resume goes on from {saved[0]}" if saved else "no checkpoint was saved yet"
+        return f"--resume continues from {saved[0]}" if saved else "no checkpoint was saved yet"
 
     def require_free(self) -> None:
         """See `Job`."""

@@ -54,7 +54,7 @@ _INFLUENCES = {
     "loss": "the loss compares samples of a micro-batch with each other, as one with negatives among them",
     "unknown": (
         "the gradient of a micro-batch is not the mean of those of its samples, in evaluation mode too; it "
-        "could not be told whether forward or loss makes it so"
+        "is unknown whether forward or loss makes it so"
     ),
 }
 """How a micro-batch may influence the result without a mistake."""

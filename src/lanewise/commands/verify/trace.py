@@ -22,7 +22,7 @@ _Noted = dict[int, tuple[tuple[int, ...], str]]
 """The indices of a lane's samples and the digest of what its forward gets, by lane."""
 BUFFER = "buffer "
 """The beginning of the name of every buffer in `Trace.at_checkpoint`."""
-CHECKS = ("samples", "tensors", "loss", "gradients", "weights", "buffers", "options", "evaluation")
+CHECKS = ("samples", "inputs", "loss", "gradients", "weights", "buffers", "optimizer", "evaluation")
 """What is compared, in the order in which a step computes it."""
 
 
@@ -33,7 +33,7 @@ class StepTrace:
     step: int
     samples: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Dataset indices of each lane."""
-    tensors: dict[int, str] = field(default_factory=dict)
+    inputs: dict[int, str] = field(default_factory=dict)
     """Digest of what each lane's forward got."""
     loss: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """Loss sum and weight of each lane, and those of each metric that the loss reports."""
@@ -42,7 +42,7 @@ class StepTrace:
     weights: dict[str, str] = field(default_factory=dict)
     """Digest of each parameter after the update."""
     buffers: dict[str, str] = field(default_factory=dict)
-    options: dict[str, str] = field(default_factory=dict)
+    optimizer: dict[str, str] = field(default_factory=dict)
     """Options of the optimizer's groups, the learning rate among them, as the update used them."""
     changed_outside: list[str] = field(default_factory=list)
     """Parameters that something other than the optimizer changed."""
@@ -149,7 +149,7 @@ def run_steps(
             (name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None
         )
         trace.gradients = _digests(gradients)
-        trace.options = _options(optimizer)
+        trace.optimizer = _options(optimizer)
 
     def before_update(_optimizer: Optimizer, arguments: tuple[Any, ...], _: Any) -> Any:
         """Note the gradient; where only a closure gives it, note the first one that the closure gives."""
@@ -160,7 +160,7 @@ def run_steps(
 
         def look_once() -> Any:
             loss = closure()
-            if not trace.options:  # it asks for the first time
+            if not trace.optimizer:  # it asks for the first time
                 look()
             return loss
 
@@ -187,7 +187,7 @@ def run_steps(
             trace.changed_otherwise = [name for name, digest_of in first.items() if digest_of != made[name]]
             lanes = sorted(lane for of_rank in world.all_gather_tree(noted) for lane in of_rank.items())
             trace.samples = {lane: indices for lane, (indices, _) in lanes}
-            trace.tensors = {lane: tensors for lane, (_, tensors) in lanes}
+            trace.inputs = {lane: inputs for lane, (_, inputs) in lanes}
             yield trace
     finally:
         handle.remove()

@@ -87,7 +87,7 @@ def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Ca
     pairs = zip(layouts, jobs, strict=True)
     saved = [(layout, job) for layout, job in pairs if layout.trace.steps and not job.is_repeat]
     for (layout, job), (other, saved_by) in zip(saved, saved[-1:] + saved[:-1], strict=True):
-        name = f"{layout.name}, going on from {other.name}"
+        name = f"{layout.name}, resumed from {other.name}"
         show(name)
         rest = replace(job, name=f"{job.name}-resumed", resume_from=saved_by.name, is_reference=False)
         layout.resumed = _run(name, rest, layouts[0])

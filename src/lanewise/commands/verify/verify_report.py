@@ -49,7 +49,7 @@ class VerifyReport(Printed):
     def table(self) -> Table:
         """Return a row for each layout, which says for each check whether it is the same."""
         table = Table(box=None, pad_edge=False, collapse_padding=True)
-        table.add_column("layout")
+        table.add_column("run on")
         for name in CHECKS:
             table.add_column(name, no_wrap=True)
         for layout in self._rows():
@@ -71,11 +71,11 @@ class VerifyReport(Printed):
         for layout in self.layouts[2:]:
             close = layout.close
             if close is not None and not close.num_elements:
-                yield f"close, {layout.name}: no gradient could be compared"
+                yield f"equality close, {layout.name}: no gradient could be compared"
             elif close is not None:
                 yield (
-                    f"close, {layout.name}: gradients differ by at most {close.worst:.3g} of their bound; "
-                    f"weights after the steps by {close.weights:.1e} (not judged)"
+                    f"equality close, {layout.name}: gradients differ by at most {close.worst:.3g} of their "
+                    f"bound; weights after the steps by {close.weights:.1e} (not judged)"
                 )
         for note in self.notes:
             yield f"note: {note}"
@@ -99,7 +99,7 @@ class VerifyReport(Printed):
         if any(layout.differences for layout in self.layouts):
             return f"{causes}; {listed} do not compute the same"
         if any(layout.differences for layout in self._rows()):
-            return f"{causes}; {listed} agree, a run that goes on does not"
+            return f"{causes}; {listed} agree, a resumed run does not"
         return f"{causes}, though {listed} agree in these steps"
 
     def to_json(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
         run.evaluation.forget_best()
     if rank == 0:
         for difference in allowed:
-            logger.warning("going on although this differs from the checkpoint: %s", difference)
+            logger.warning("resuming although this differs from the checkpoint: %s", difference)
         taken = f"{manifest.step:,}" if run.last_step is None else f"{manifest.step:,} of {run.last_step:,}"
-        logger.info("going on from %s: %s steps were taken", path, taken)
+        logger.info("resuming from %s: %s steps were taken", path, taken)
     return manifest.step

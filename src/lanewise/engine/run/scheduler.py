@@ -202,5 +202,5 @@ def _require_enough_steps(scheduler: LRScheduler, num_steps: int) -> None:
         raise ConfigError(
             f"the scheduler ends after {total_steps} steps, and the run takes {num_steps}: use "
             "--scheduler.init_args.total_steps auto, which is the length of the run. A run that was begun "
-            f"with a number goes on for at most {total_steps} steps."
+            f"with a number continues for at most {total_steps} steps."
         )

@@ -51,12 +51,14 @@ def restore(
     if mistakes or mismatches:
         options = sorted({mistake.partition(" ")[0] for mistake in mistakes} & set(MAY_DIFFER))
         can_allow = options and not mismatches and allow is not None
-        remedy = f" To go on all the same: --allow {','.join(options)} (allow= of train)" if can_allow else ""
+        remedy = (
+            f" To resume all the same: --allow {','.join(options)} (allow= of train)" if can_allow else ""
+        )
         if can_allow and options == ["num_steps"] and len(mistakes) == 1:
             raise CheckpointError(
                 f"{path} is of a run of {manifest.identity['num_steps']} steps, and this one has "
                 f"{identity['num_steps']}{WHY_LENGTH}. Add --allow num_steps (allow= of train) "
-                "to go on by the new length."
+                "to continue by the new length."
             )
         listed = "\n  ".join([*mistakes, *mismatches])
         raise CheckpointError(f"{path} is of another run.\n  {listed}\nUse its configuration.{remedy}")

@@ -253,10 +253,10 @@ class StepMessage:
     def _require_present(self, told: Sequence[int]) -> None:
         if told != list(self._batch.turn.present):
             raise WorldError(
-                f"the processes told of the lanes {shorten(told)}, and the step has "
+                f"the processes reported the lanes {shorten(told)}, and the step has "
                 f"{shorten(self._batch.turn.present)}: what some process sent arrived as something else, so "
                 "the step was not taken. Look for a fault of the network, the driver or a device "
-                "(`lanewise doctor`), and go on with --resume."
+                "(`lanewise doctor`), and continue with --resume."
             )
 
     def _require_agreement(self, told: Sequence[float]) -> None:

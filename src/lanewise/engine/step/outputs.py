@@ -164,7 +164,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], values: Any) -
             return made
         raise TaskError(
             f"what a lane gives to its loss has an object of type {type(leaf).__qualname__}, whose samples "
-            "cannot be told apart. Give tensors whose first dimension is the samples, in lists, tuples, "
+            "cannot be separated. Give tensors whose first dimension is the samples, in lists, tuples, "
             "dicts or dataclasses."
         )
 

@@ -126,8 +126,8 @@ class SeveralLosses(LaneLosses):
         weights = [term.weight for term in terms]
         if not all(map(partial(math.isclose, rel_tol=1e-5), weights, told)):
             raise TaskError(
-                f"{self._runner.what} has the weights {weights}, and loss_weights told {list(told)}. Each "
-                "term is divided by what loss_weights tells: return the same weights from both."
+                f"{self._runner.what} has the weights {weights}, and loss_weights gave {list(told)}. Each "
+                "term is divided by what loss_weights returns: return the same weights from both."
             )
 
     def _add_up(self, counted: Sequence[Sequence[float]], step: int) -> tuple[int, list[float]]:

@@ -168,7 +168,7 @@ class Channel:
             return None
         ranks = sorted(lost, key=lambda rank: lost[rank].note[0] == COMMUNICATION)
         lines = [
-            f"{lost[rank].describe(rank)}, {_state(lost[rank]) or _UNREACHABLE}, told no error. "
+            f"{lost[rank].describe(rank)}, {_state(lost[rank]) or _UNREACHABLE}, reported no error. "
             f"{lost[rank].last}"
             for rank in ranks
         ]

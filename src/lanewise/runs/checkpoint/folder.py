@@ -132,7 +132,7 @@ class CheckpointFolder:
             elif path.name.startswith("step-") and not _NAME.fullmatch(path.name):
                 strange.append(path.name)
         if strange:
-            warn(f"left alone in {self.path}, since no save made it: {', '.join(strange)}")
+            warn(f"not deleted from {self.path}, since no save made it: {', '.join(strange)}")
 
     def prune(self, step: int, *, keep_last: int, keep_best: int, sign: int) -> None:
         """Remove all but the newest checkpoints, and those with the best metric.

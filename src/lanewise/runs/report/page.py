@@ -82,7 +82,7 @@ def _overview(run: RunData) -> list[str]:
 def _notes(runs: Sequence[RunData]) -> Iterator[str]:
     yield from (f"{run.name}: {run.status.error}" for run in runs if run.status.error)
     yield from (
-        f"{run.name}: go on with {run.status.next_command}" for run in runs if run.status.next_command
+        f"{run.name}: resume with {run.status.next_command}" for run in runs if run.status.next_command
     )
 
 
@@ -107,7 +107,7 @@ def _tables(runs: Sequence[RunData]) -> Iterator[tuple[str, Sequence[str], list[
         if "layouts" in tree:
             said = "verified" if tree.get("verified") is True else "not verified"
             rows = [_layout(layout) for layout in _mappings(tree.get("layouts"))]
-            yield f"{name}: {said}", ["layout", "processes", "what differs"], rows
+            yield f"{name}: {said}", ["run on", "processes", "what differs"], rows
         else:
             rows = [_mode(mode) for mode in _mappings(tree.get("rows"))]
             yield f"{name}: {tree.get('bound')}", ["mode", "samples/s", "speed-up", "failure"], rows

@@ -87,6 +87,6 @@ def _facts(run: RunStatus) -> Iterator[str]:
         yield run.error
     yield from run.problems
     if run.next_command:
-        yield f"go on with: {run.next_command}"
+        yield f"resume with: {run.next_command}"
     elif run.state in ("killed", "failed", "preempted"):
-        yield "no checkpoint was saved to go on from"
+        yield "no checkpoint was saved to resume from"

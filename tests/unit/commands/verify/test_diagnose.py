@@ -109,7 +109,7 @@ def cut(influence: str) -> CutProbe:
 
 MEAN_OF_MEANS = cut("weights")
 UNMERGED = {"a": (1.0, 2.0), "b": (3.0, 4.0)}
-OPTIONS = Trace([StepTrace(0, options={"lr of group 0": "0.2"})])
+OPTIONS = Trace([StepTrace(0, optimizer={"lr of group 0": "0.2"})])
 STEPS = Trace([StepTrace(0, weights={"first.weight": "v"})], changed=["task.calls"])
 PARTED = Trace(STEPS.steps)
 EVALUATION = Trace([StepTrace(0)], evaluation={"held_out/loss": 2.0}, changed=["model.level"])
@@ -118,7 +118,7 @@ OF_THE_RANK = "a step depends on the rank, on the number of processes or on stat
 HIDDEN = "state outside of parameters and buffers"
 UNSEEDED = "random numbers from a generator that lanewise does not seed"
 OWN_GENERATOR = "a generator of random numbers that lanewise does not seed"
-LEFT_OUT = "the configuration asks for results that depend on the layout"
+LEFT_OUT = "the configuration asks for results that depend on the number of devices"
 NOT_SAVED = "state that a checkpoint does not hold"
 
 CASES = [
@@ -191,7 +191,7 @@ CASES = [
         "build_model gives a different first.weight in rank 1 of 2 processes than in the first process.",
     ),
     (
-        "the forward depends on the layout",
+        "the forward depends on other processes",
         evidence("rank 0", passes={"calls": ([TALK], [TALK])}),
         "it communicates with other processes by c10d.allreduce_.default in module first ",
         "(on rank 0 of 2 processes).",
@@ -311,7 +311,7 @@ CASES = [
         "a sample that comes twice in one micro-batch counts for a as if it came once: beside ",
     ),
     (
-        "gradients of close are farther apart than rounding explains",
+        "gradients of equality close are farther apart than rounding explains",
         evidence("rank 0", close=CloseResult(1.5, "step 1, first.weight")),
         "step 1, first.weight differs by 1.5 times its bound in 2 processes.",
     ),
@@ -333,7 +333,7 @@ CASES = [
         " at step 1, first.weight (weights); also changed: model.level.",
     ),
     (
-        "a run cannot go on from a checkpoint",
+        "a run cannot resume from a checkpoint",
         resumed(failure="no checkpoint"),
         "2 processes, going on: no checkpoint",
     ),
@@ -355,7 +355,7 @@ CASES = [
     ),
     ("the run fails on another number of processes", failed(), "2 processes: out of memory"),
     (
-        "the layouts diverge for an unknown reason",
+        "the runs diverge for an unknown reason",
         evidence("again", trace=replace(STEPS, hidden={"model.level": "1"})),
         "differ in weights, at step 1, first.weight: None in one process, v there; also changed: task.",
     ),

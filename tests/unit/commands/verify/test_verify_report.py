@@ -67,7 +67,7 @@ def test_what_compute_the_same_is_verified():
         ),
         (
             report(resumed=ran(2.0)),
-            "1 cause found; 1 process, 2 processes and 3 processes agree, a run that goes on does not",
+            "1 cause found; 1 process, 2 processes and 3 processes agree, a resumed run does not",
         ),
         (report(), "1 cause found, though 1 process, 2 processes and 3 processes agree in these steps"),
     ],

@@ -458,7 +458,7 @@ def test_a_value_that_a_metric_turns_out_not_to_have_costs_no_step(tmp_path):
     assert str(caught.value).startswith(
         "evaluate.best must be a value of an evaluation: got test/f1/typo. Use"
     )
-    assert str(caught.value).endswith("The run was saved: correct it, and go on with --resume.")
+    assert str(caught.value).endswith("The run was saved: correct it, and continue with --resume.")
     assert saving.calls == [("save", 1, None, False), "finish"]
     assert run.evaluation.is_due
 

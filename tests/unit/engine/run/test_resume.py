@@ -117,7 +117,7 @@ def test_another_argument_of_the_optimizer_must_be_allowed(saved):
     with pytest.raises(CheckpointError) as error:
         go_on(configure(Line, lr=0.5), saved)
     assert re.search(r"optimizer was .*'lr': 0.01.*, and is .*'lr': 0.5.* now: --allow", str(error.value))
-    assert str(error.value).endswith("To go on all the same: --allow optimizer (allow= of train)")
+    assert str(error.value).endswith("To resume all the same: --allow optimizer (allow= of train)")
 
 
 def with_optimizer(name: str, **options: Any) -> RunConfig:
@@ -234,7 +234,7 @@ def test_the_error_lists_every_difference_and_what_may_be_allowed(saved):
     for name in ("lanes", "dataset", "seed", "precision"):
         assert f"\n  {name} was " in message
     assert message.endswith(
-        "\nUse its configuration. To go on all the same: --allow dataset,lanes,seed (allow= of train)"
+        "\nUse its configuration. To resume all the same: --allow dataset,lanes,seed (allow= of train)"
     )
 
 
@@ -258,7 +258,7 @@ def test_a_difference_that_is_allowed_is_a_warning(saved, caplog, name, config):
         go_on(config, saved)
     with caplog.at_level(logging.WARNING):
         assert go_on(config, saved, (name,)) == 3
-    assert f"going on although this differs from the checkpoint: {name} was " in caplog.text
+    assert f"resuming although this differs from the checkpoint: {name} was " in caplog.text
 
 
 def test_exact_and_close_runs_do_not_mix(saved):
@@ -358,14 +358,14 @@ def test_what_changes_the_weights_must_be_allowed(tmp_path, caplog, name, before
         go_on(config, folder)
     assert go_on(config, folder, (name,)) == 3
     assert (
-        f"going on although this differs from the checkpoint: {name} was {before}, and is {now} now"
+        f"resuming although this differs from the checkpoint: {name} was {before}, and is {now} now"
         in caplog.text
     )
 
 
 def test_other_arguments_of_the_task_are_told(saved, caplog):
     assert go_on(configure(Line, width=1), saved) == 3
-    assert "going on although this differs from the checkpoint: task was " in caplog.text
+    assert "resuming although this differs from the checkpoint: task was " in caplog.text
 
 
 class Judged(Line):

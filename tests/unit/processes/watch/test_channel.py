@@ -45,7 +45,7 @@ def test_a_rank_that_ended_without_a_word_is_named_with_its_last_phase():
     first = zero.report(failure(0, "connection reset"), is_consequence=True)
     assert first.rank == 1
     assert first.note == ("forward", 17, 3)
-    assert first.text.startswith("rank 1 on gpu-a (process 4194305), which has ended, told no error.")
+    assert first.text.startswith("rank 1 on gpu-a (process 4194305), which has ended, reported no error.")
     assert "forward of step 18, lane 3" in first.text
     assert one.first() == first
 

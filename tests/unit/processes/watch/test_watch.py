@@ -168,7 +168,7 @@ def test_rank_0_hears_of_a_rank_that_ended_while_it_waits_for_a_checkpoint_or_at
         return
     (failure,) = ended
     assert failure.rank == 1
-    assert "which has ended, told no error" in failure.text
+    assert "which has ended, reported no error" in failure.text
     assert one.first() == failure  # others hear of it, too
 
 

@@ -26,7 +26,7 @@ _USE_THE_BATCH = (
 
 @diagnosis(
     "forward",
-    "the forward depends on the layout",
+    "the forward depends on other processes",
     "A lane must not see what other lanes compute, as SyncBatchNorm does: use BatchNorm, whose "
     "statistics are each lane's own and are merged after the step, or GroupNorm. A loss that compares the "
     "samples of all lanes is a task's batch_loss (docs/losses.md).",

@@ -34,7 +34,7 @@ mean_of_means = Diagnosis(
     "micro-batch",
     "the loss is a mean of means",
     "Return Loss(sum, weight), or Loss.mean(value, weight), with the number of units that were "
-    "averaged: tokens, pixels. A bare scalar counts as the mean over the samples.",
+    "averaged: tokens, pixels. A tensor without a weight is taken as the mean over the samples.",
     partial(_influence, "weights", "and only in how much each sample weighs"),
 )
 term_that_counts_once = Diagnosis(

@@ -30,7 +30,7 @@ def state_of_the_optimizer(evidence: Evidence) -> Iterator[str]:
         yield f"{updates}{also_changed(updates.changed)}."
 
 
-@diagnosis("resumed", "a run cannot go on from a checkpoint", "See what the error says.")
+@diagnosis("resumed", "a run cannot resume from a checkpoint", "See what the error says.")
 def failed_resume(evidence: Evidence) -> Iterator[str]:
     """Find runs that fail when they go on."""
     return (f"{resumed.name}: {resumed.failure}" for resumed in evidence.resumed() if resumed.failure)

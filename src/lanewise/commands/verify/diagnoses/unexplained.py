@@ -23,7 +23,7 @@ def unequal_ranks(evidence: Evidence) -> Iterator[str]:
     for layout in evidence.layouts:
         for rank, result in enumerate(layout.results):
             for mine, theirs in zip(layout.trace.steps, result.trace.steps, strict=False):
-                options = changed(mine.options, theirs.options)
+                options = changed(mine.optimizer, theirs.optimizer)
                 where = f"between ranks 0 and {rank} of {layout.name} after step {mine.step + 1}"
                 also = f", and so does {listed(options)}" if options else ""
                 for name in changed(mine.weights, theirs.weights):
@@ -57,7 +57,7 @@ def of_the_rank(evidence: Evidence) -> Iterator[str]:
 
 @diagnosis(
     "unexplained",
-    "the layouts diverge for an unknown reason",
+    "the runs diverge for an unknown reason",
     "Look for a dependence on the process, on the time or on earlier forwards.",
 )
 def of_unknown_cause(evidence: Evidence) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _first_difference(layout: LayoutResult) -> str:
 
 @diagnosis(
     "configuration",
-    "the configuration asks for results that depend on the layout",
+    "the configuration asks for results that depend on the number of devices",
     "Leave it out where any number of devices must compute the same.",
 )
 def left_out(evidence: Evidence) -> Iterator[str]:

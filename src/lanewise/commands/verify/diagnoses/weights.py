@@ -70,14 +70,14 @@ def after_update_again(evidence: Evidence) -> Iterator[str]:
 def options_of_the_world_size(evidence: Evidence) -> Iterator[str]:
     """Find options of the optimizer that depend on the number of processes, as a scaled learning rate."""
     for layout in evidence.layouts[1:]:
-        if difference := layout.differences.get("options"):
+        if difference := layout.differences.get("optimizer"):
             mine, theirs = difference.values
             yield f"{difference.place} is {mine} in one process and {theirs} in {layout.name}."
 
 
 @diagnosis(
     "close",
-    "gradients of close are farther apart than rounding explains",
+    "gradients of equality close are farther apart than rounding explains",
     "Lanes with equal samples give different gradients. Use equality exact to see where.",
 )
 def beyond_the_bound(evidence: Evidence) -> Iterator[str]:

@@ -32,7 +32,7 @@ class LayoutReport:
     alone: Sequence[str]
     """What processes that read their own samples do otherwise than one, which may be right."""
     notes: Sequence[str]
-    untold: str
+    not_compared: str
     """Why gradients could not be compared; empty where they were."""
 
 
@@ -48,7 +48,7 @@ class ProgramReport(Printed):
     @property
     def is_verified(self) -> bool:
         """Whether all numbers of processes have the gradients of one, and nothing else was found."""
-        return not any(layout.findings or layout.untold for layout in self.layouts)
+        return not any(layout.findings or layout.not_compared for layout in self.layouts)
 
     def heading(self) -> str:
         """Describe what was run."""
@@ -69,15 +69,15 @@ class ProgramReport(Printed):
                 factor = f"{held.factor:.4f} times the expected one"
                 table.add_row(name, str(held.number + 1), factor, percent(held.residual), same)
             if not layout.comparisons:
-                table.add_row(name, "-", "-", "-", "cannot be told")
+                table.add_row(name, "-", "-", "-", "not compared")
         return table
 
     def lines(self) -> Iterator[str]:
         """Yield what the table does not show; the last line is the result."""
         for layout in self.layouts:
             name = f"{layout.num_processes} processes"
-            if layout.untold:
-                yield f"cannot be told, {name}: {layout.untold}"
+            if layout.not_compared:
+                yield f"not compared, {name}: {layout.not_compared}"
             yield from (
                 f"note, {name}, each with the samples that it reads itself: {line}" for line in layout.alone
             )
@@ -91,7 +91,7 @@ class ProgramReport(Printed):
         elif findings:
             yield f"not verified: {len(findings)} cause{'s' if len(findings) > 1 else ''} found"
         else:
-            yield "not verified: it cannot be told"
+            yield "not verified: the gradients could not be compared"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as values of JSON."""

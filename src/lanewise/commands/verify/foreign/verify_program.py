@@ -71,7 +71,7 @@ def _compare(program: ObservedProgram, ranks: Sequence[Noted], alone: Noted, rep
     """Compare what some ranks noted with one process that reads the same."""
     comparisons: list[Comparison] = []
     findings: list[Finding] = []
-    untold = ""
+    not_compared = ""
     notes: set[str] = {note for noted in ranks for note in noted["notes"]}
     try:
         if refused := {what for noted in (*ranks, alone) for what in noted["refused"]}:
@@ -91,7 +91,7 @@ def _compare(program: ObservedProgram, ranks: Sequence[Noted], alone: Noted, rep
         if wrong is not None:
             findings.append(find_cause(wrong, sorted(notes)))
     except CannotTellError as error:
-        untold = str(error)
+        not_compared = str(error)
     is_reduced = all(held.is_reduced for held in comparisons)
     looked = list(look_at_alone(ranks, alone, is_reduced=is_reduced))
     findings += [held for held in looked if isinstance(held, Finding)]
@@ -101,5 +101,5 @@ def _compare(program: ObservedProgram, ranks: Sequence[Noted], alone: Noted, rep
         findings and (findings if any("joined" in noted["notes"] for noted in ranks) else [_NOT_TOGETHER]),
         [held for held in looked if isinstance(held, str)],
         sorted(notes),
-        untold,
+        not_compared,
     )
