@@ -195,7 +195,7 @@ def test_what_is_not_allowed_is_an_error_though_the_rest_is_allowed(stopped):
 
 def test_what_is_allowed_goes_on_and_says_so(stopped):
     done = train(stopped, "--resume", *OTHER, "--allow", "lanes,dataset,seed").require_success()
-    said = [line for line in done.stderr.splitlines() if line.startswith("going on although")]
+    said = [line for line in done.stderr.splitlines() if line.startswith("resuming although")]
     assert [line.split(": ")[1].split()[0] for line in said] == ["dataset", "lanes", "seed", "task"]
     assert "step-000007: 7 of 12 steps were taken" in done.stderr
     assert len(result(stopped.parent)[1]) == 12

@@ -163,16 +163,13 @@ class StreamReader(Dataset[LaneBatch]):
     missing: MissingName = "error"
     """What is done with samples that the stream yields as None."""
     told: list[int] = field(default_factory=list)
-    """See `LaneReader`."""
     number: tuple[int, int] = (0, 0)
     """The dataset's number in a loop, and how often it was begun before; part of the random state."""
     start: LaneStart | None = field(default=None, init=False)
     """Where a run that resumes goes on."""
     length: RunLength | None = None
-    """See `LaneReader`."""
 
     total_bytes = None
-    """See `LaneReader`."""
 
     def __post_init__(self) -> None:
         self._stream = as_lane_stream(self.dataset)

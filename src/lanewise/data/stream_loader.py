@@ -37,16 +37,14 @@ class StreamLoader:
     first_sample: str = ""
     """A digest of the first sample, for the identity."""
     num_workers: int = 0
-    """See `StreamLanes`."""
     pin_memory: bool = False
-    """See `StreamLanes`."""
     drop_last: bool = False
     """Whether an epoch ends where some lane has no whole micro-batch."""
     fills_empty: bool = False
     """Whether a micro-batch without samples gets data, for a forward that does not count."""
 
     schedule = None
-    """See `LaneLoader`: nobody knows how long the stream is."""
+    """Nobody knows how long the stream is."""
 
     def __post_init__(self) -> None:
         self.lanes = self.reader.lanes
@@ -56,7 +54,6 @@ class StreamLoader:
             "window_steps": self.reader.cut.window_steps,
             "drop_last": self.drop_last,
         }
-        """See `LaneLoader`."""
         self._spare: Any = None
         self._epoch = self._first_step = self._step = self._num_samples = 0  # of the next step
         self._upcoming: Sequence[int] | None = None
@@ -67,25 +64,24 @@ class StreamLoader:
 
     @property
     def state(self) -> "StreamLoader":
-        """See `LaneLoader`."""
+        """Itself: it has a state_dict."""
         return self
 
     @property
     def is_over(self) -> bool:
-        """See `LaneLoader`."""
+        """Whether all epochs of the run are over."""
         return self._epoch == self.num_epochs
 
     def plan(self) -> tuple[dict[str, Any], Mapping[str, Any]]:
-        """See `LaneLoader`: of a stream it is only how it is cut."""
+        """Of a stream it is only how it is cut."""
         stream = {"stream": self.identity["stream"]}
         return {**stream, **self.reader.cut._asdict(), "drop_last": self.drop_last}, {}
 
     def repeat(self) -> None:
-        """See `LaneLoader`."""
         self.num_epochs = None
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[LaneBatch]:
-        """See `LaneLoader`. Collective at the begin of an epoch.
+        """Yield the batches of a step after the other. Collective at the begin of an epoch.
 
         Raises:
             DataError: if it cannot begin with that step, or an epoch has no step.
@@ -125,7 +121,6 @@ class StreamLoader:
             PROGRESS.set((self._step, self._epoch, self.reader.length))
 
     def note(self, upcoming: Sequence[int]) -> None:
-        """See `LaneLoader`."""
         assert self._upcoming is not None
         self._step += 1
         self._num_samples += sum(self._upcoming)
@@ -138,11 +133,9 @@ class StreamLoader:
         return min(upcoming) < self.reader.cut.micro_batch_size if self.drop_last else not any(upcoming)
 
     def ends_run(self, upcoming: Sequence[int]) -> bool:
-        """See `LaneLoader`."""
         return self._epoch + 1 == self.num_epochs and self.ends_epoch(upcoming)
 
     def end_of(self, step: int) -> StepEnd:
-        """See `LaneLoader`."""
         is_border = self._upcoming is None
         return StepEnd(self._epoch - is_border, is_border, self._num_samples)
 

@@ -40,14 +40,12 @@ class CommandLauncher(RemoteLauncher):
     """What must be so that it reaches the host NAME."""
 
     def connect(self) -> list[tuple[str, int, Wire]]:
-        """See `RemoteLauncher`."""
         return [
             (name, number, CommandWire(self.remedy.replace("NAME", name), self.command_of(name)))
             for name, number in self.hosts_named
         ]
 
     def describe(self) -> str:
-        """See `Launcher`."""
         return "\n".join(
             f"{shlex.join(self.command_of(name))}  # {count_processes(number)} in {self.project}"
             for name, number in self.hosts_named

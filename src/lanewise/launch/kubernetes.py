@@ -43,14 +43,12 @@ class KubernetesLauncher(Launcher):
     """What `manifest` wrote."""
 
     def run(self, workers: Workers, files: JobFiles) -> NoReturn:
-        """See `Launcher`."""
         raise ConfigError(
             "distributed.launcher kubernetes writes manifests, and submits nothing. Add --dry-run, and pipe "
             "the output to: kubectl apply -f -"
         )
 
     def describe(self) -> str:
-        """See `Launcher`."""
         return self.text
 
 

@@ -19,7 +19,6 @@ class LocalLauncher(Launcher):
     """File descriptors of this process that become the standard streams of every worker."""
 
     def run(self, workers: Workers, files: JobFiles) -> None:
-        """See `Launcher`."""
 
         def run_once(num_restarts: int) -> Failure | None:
             store, port = open_store(LOCALHOST)
@@ -31,6 +30,5 @@ class LocalLauncher(Launcher):
         run_again(workers, self.streams[2], run_once)
 
     def describe(self) -> str:
-        """See `Launcher`."""
         processes = count_processes(self.num_processes)
         return f"{sys.executable} -m lanewise.commands.jobs FILE  # {processes} on this machine"

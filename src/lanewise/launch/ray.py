@@ -36,19 +36,15 @@ class _RayWire(Wire):
         self._why = ""
 
     def send(self, line: bytes) -> None:
-        """See `Wire`."""
         self._call("send", line)
 
     def read(self) -> bytes:
-        """See `Wire`."""
         return self._call("read")  # type: ignore[no-any-return]
 
     def read_error(self) -> bytes:
-        """See `Wire`."""
         return self._call("read_error")  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """See `Wire`."""
         import ray
 
         with suppress(OSError):
@@ -56,7 +52,6 @@ class _RayWire(Wire):
         ray.kill(self._actor)
 
     def why_ended(self) -> str:
-        """See `Wire`."""
         with suppress(OSError):
             return str(self._call("why_ended"))
         return self._why
@@ -90,7 +85,6 @@ class RayLauncher(RemoteLauncher):
 
     @contextmanager
     def hosts(self) -> Iterator[tuple[list[RemoteHost], "SimpleQueue[Event]"]]:
-        """See `RemoteLauncher`."""
         with _connected():
             import ray
             from ray.util import placement_group, remove_placement_group
@@ -111,7 +105,6 @@ class RayLauncher(RemoteLauncher):
                 remove_placement_group(self._group)
 
     def connect(self) -> list[tuple[str, int, Wire]]:
-        """See `RemoteLauncher`."""
         import ray
         from ray.util import placement_group_table
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -137,7 +130,6 @@ class RayLauncher(RemoteLauncher):
         ]
 
     def describe(self) -> str:
-        """See `Launcher`."""
         what = self._what(self._bundle(takes_gpus=self.takes_gpus is True))
         gpus = f", and with GPU {self.num_gpus} if the cluster has GPUs" if self.takes_gpus is None else ""
         number = count_processes(self.num_processes)

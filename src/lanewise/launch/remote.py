@@ -60,7 +60,6 @@ class RemoteLauncher(Launcher):
                 thread.join()
 
     def run(self, workers: Workers, files: JobFiles) -> None:
-        """See `Launcher`."""
 
         def run_once(num_restarts: int) -> Failure | None:
             files.begun.unlink(missing_ok=True)  # until it is there again, a signal ends this process at once
@@ -151,7 +150,6 @@ class _Run:
     files: JobFiles
     """The files of this process."""
     limit_seconds: float | None
-    """See `Project`."""
     heard: dict[RemoteHost, tuple[int, float]] = field(default_factory=dict)
     """How often each had said something when that was last seen to change, and when that was."""
     ended: dict[RemoteHost, Failure | None] = field(default_factory=dict)

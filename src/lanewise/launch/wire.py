@@ -110,7 +110,6 @@ class CommandWire(Wire):
         self._stderr: Any = self._process.stderr
 
     def send(self, line: bytes) -> None:
-        """See `Wire`."""
         try:
             self._stdin.write(line)
             self._stdin.flush()
@@ -118,15 +117,12 @@ class CommandWire(Wire):
             raise BrokenPipeError from None
 
     def read(self) -> bytes:
-        """See `Wire`."""
         return self._stdout.read1(_CHUNK_BYTES)  # type: ignore[no-any-return]
 
     def read_error(self) -> bytes:
-        """See `Wire`."""
         return self._stderr.read1(_CHUNK_BYTES)  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """See `Wire`."""
         with suppress(OSError):
             self._stdin.close()
         try:
@@ -136,7 +132,6 @@ class CommandWire(Wire):
             self._process.wait()
 
     def why_ended(self) -> str:
-        """See `Wire`."""
         with suppress(subprocess.TimeoutExpired):
             return f"{self._program} ended with exit code {self._process.wait(_SECONDS_TO_END)}"
         return ""

@@ -86,7 +86,7 @@ class DDPReducer(Reducer):
         self._ddp.register_comm_hook(None, self._sum_lanes if equality == "exact" else self._sum_processes)
 
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
-        """See `Reducer`, and [Note: parameters that the last lane did not use]."""
+        """See [Note: parameters that the last lane did not use]."""
         if loss is None:
             loss = without_loss(self.parameters)
         if self._hooks:
@@ -107,7 +107,6 @@ class DDPReducer(Reducer):
             run_backward(self._enter_ddp(loss), factor)
 
     def finish(self, weight: float) -> None:
-        """See `Reducer`."""
         divide_gradients(self.parameters, weight)
 
     def _enter_ddp(self, loss_sum: torch.Tensor) -> torch.Tensor:
@@ -140,7 +139,6 @@ class DDPReducer(Reducer):
         self._hooks = []
 
     def close(self) -> None:
-        """See `Reducer`."""
         super().close()
         for hook in self._hooks:
             hook.remove()

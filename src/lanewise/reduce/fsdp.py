@@ -122,7 +122,6 @@ class FSDPReducer(Reducer):
             self._describe_blocks(model)
 
     def adopt(self, module: nn.Module) -> None:
-        """See `Reducer`."""
         from torch.distributed import device_mesh, fsdp  # noqa: PLC0415 - takes a second
 
         self._mesh = self._mesh or device_mesh.init_device_mesh(
@@ -146,17 +145,15 @@ class FSDPReducer(Reducer):
             send_zeros_for_unused(sharded)
 
     def gathered_parameters(self) -> Mapping[torch.Tensor, str]:
-        """See `Reducer`."""
         return self._gathered
 
     def register_hooks(self, note: Callable[[str, torch.Tensor], None]) -> list[RemovableHandle]:
-        """See `Reducer`. Autograd sees the gathered parameters."""
+        """Autograd sees the gathered parameters."""
         handle = RemovableHandle(self._notes)
         self._notes[handle.id] = note
         return [handle]
 
     def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """See `Reducer`."""
         batch = next(batches)
         counts = self._placement.counts(batch.turn.present)
         own, most = counts[self._world.rank], max(counts)
@@ -172,7 +169,6 @@ class FSDPReducer(Reducer):
                 yield replace(batch, turn=turn, indices=(), num_samples=0, data=copied(spare))
 
     def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
-        """See `Reducer`."""
         for lane in lanes:
             losses: list[Any] = []
             self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](
@@ -190,7 +186,6 @@ class FSDPReducer(Reducer):
         return connect(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
 
     def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
-        """See `Reducer`."""
         for lane in lanes:
             losses: list[Any] = []
             self._call(self.replicas[0], partial(self._forward, lane, losses))
@@ -198,7 +193,7 @@ class FSDPReducer(Reducer):
 
     @contextmanager
     def gathered(self, module: nn.Module) -> Iterator[None]:
-        """See `Reducer`. Collective: every rank must enter and leave it."""
+        """Collective: every rank must enter and leave it."""
         caller = self._callers[module]
         caller.unshard()
         try:
@@ -207,12 +202,12 @@ class FSDPReducer(Reducer):
             caller.reshard()
 
     def whole(self, module: nn.Module) -> AbstractContextManager[object]:
-        """See `Reducer`. Collective: every rank must enter it."""
+        """Collective: every rank must enter it."""
         self._call(module, lambda: None)  # FSDP wants its first forward to begin with the outermost module
         return kept_whole(self._sharded(module))
 
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
-        """See `Reducer`. Collective for every lane."""
+        """Collective for every lane."""
         anchor, self._anchor = self._anchor, None
         assert anchor is not None, "a lane was not run"
         if turn.is_last:
@@ -227,7 +222,7 @@ class FSDPReducer(Reducer):
         self._on_backward()
 
     def finish(self, weight: float) -> None:
-        """See `Reducer`.
+        """Finish the sums once the ranks are known to have run the same blocks.
 
         Raises:
             TaskError: if ranks ran different blocks, and so gathered the weights of other blocks.
@@ -250,7 +245,7 @@ class FSDPReducer(Reducer):
         num_lanes: int | None,
         compute: Callable[[Lane, Any], T],
     ) -> Iterator[tuple[Lane, T]]:
-        """See `Reducer`. Collective: every rank must iterate to the end."""
+        """Collective: every rank must iterate to the end."""
         first: Lane | None = None
         for lane in passes(iter(lanes), num_lanes, self._world):
             if lane is not None:
@@ -266,7 +261,7 @@ class FSDPReducer(Reducer):
                     yield lane, computed
 
     def gradient_norms(self) -> torch.Tensor:
-        """See `Reducer`. In `exact` each gradient is gathered, so that its norm equals that on one device."""
+        """In `exact` each gradient is gathered, so that its norm equals that on one device."""
         gradients: list[Any] = [p.grad for p in self.parameters if p.grad is not None]
         if self._sums:  # like `get_total_norm`, but one gradient at a time
             return torch.stack([torch._foreach_norm([whole(gradient)])[0] for gradient in gradients])  # noqa: SLF001
@@ -276,7 +271,6 @@ class FSDPReducer(Reducer):
         return of_parameters
 
     def close(self) -> None:
-        """See `Reducer`."""
         super().close()
         for hook in self._hooks:
             hook.remove()

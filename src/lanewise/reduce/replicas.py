@@ -89,7 +89,6 @@ class ReplicaReducer(Reducer):
             )
 
     def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
-        """See `Reducer`."""
         while in_round := list(islice(lanes, len(self.replicas))):
             yield from zip(in_round, self._run_round(in_round), strict=True)
             del in_round  # before the next batches are read
@@ -114,7 +113,7 @@ class ReplicaReducer(Reducer):
         ]
 
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
-        """See `Reducer`. The lanes of a round have one backward, which runs on all devices at once."""
+        """The lanes of a round have one backward, which runs on all devices at once."""
         self._round.append((turn, without_loss(self.parameters) if loss is None else loss, factor))
         if len(self._round) < len(self.replicas) and not turn.is_last:
             return
@@ -126,7 +125,6 @@ class ReplicaReducer(Reducer):
                 self._pending.push(lane_turn, trained)
 
     def finish(self, weight: float) -> None:
-        """See `Reducer`."""
         if self._pending is not None:
             self._pending.restore_root()
         else:
@@ -136,7 +134,6 @@ class ReplicaReducer(Reducer):
         self._is_stale = True
 
     def close(self) -> None:
-        """See `Reducer`."""
         if self._threads is not None:
             self._threads.shutdown()
 

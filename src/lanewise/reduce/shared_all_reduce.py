@@ -38,7 +38,6 @@ class SharedAllReduce:
     def start(
         self, subtree_sums: list[torch.Tensor], present: Present, bucket: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        """See `BackendAllReduce`."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         nodes = self._placement.subtrees(present)
         size = self._memory.block_bytes // bucket.itemsize // max(map(len, nodes))
@@ -51,7 +50,7 @@ class SharedAllReduce:
         return future
 
     def close(self) -> None:
-        """See `BackendAllReduce`."""
+        """Nothing is open."""
 
     def _reduce(
         self,

@@ -20,13 +20,11 @@ class SingleReducer(Reducer):
     """
 
     def backward(self, turn: LaneTurn, loss: torch.Tensor | None, factor: torch.Tensor | None) -> None:
-        """See `Reducer`."""
         run_backward(without_loss(self.parameters) if loss is None else loss, factor)
         if self._pending is not None:
             self._pending.push(turn)
 
     def finish(self, weight: float) -> None:
-        """See `Reducer`."""
         if self._pending is not None:
             self._pending.restore_root()
         divide_gradients(self.parameters, weight)

@@ -56,7 +56,6 @@ class TreeAllReduce:
     def start(
         self, subtree_sums: list[torch.Tensor], present: Present, bucket: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        """See `BackendAllReduce`."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[self._device] if self._stream is not None else None
         )

@@ -146,13 +146,10 @@ class LineCallback(Callback, ABC):
         """Take the values of a line, and the step after which it comes."""
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Callback`."""
         self.on_line(epoch, step, metrics)
 
     def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Callback`."""
         self.on_line(epoch, step, values)
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Callback`."""
         self.on_line(epoch, step, values)

@@ -18,17 +18,15 @@ class CSV(Tracker):
     file_name: ClassVar[str] = "metrics.csv"
 
     def open(self, start: RunStart) -> int:
-        """See `Tracker`. The whole file is written anew."""
+        """The whole file is written anew."""
         self._path = start.run_dir / self.file_name
         self._lines: list[Line] = []
         return 0
 
     def send(self, line: Line) -> None:
-        """See `Tracker`."""
         self._lines.append(line)
 
     def close(self, end: End) -> None:
-        """See `Tracker`."""
         names = dict.fromkeys(name for line in self._lines for name in line.values)
         with replacing(self._path) as new, new.open("x", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, ["epoch", "step", "time", *names])

@@ -37,7 +37,7 @@ class MLflow(Tracker):
         self._experiment, self._tracking_uri, self._name = experiment, tracking_uri, name
 
     def open(self, start: RunStart) -> int:
-        """See `Tracker`. A run there is found by the tag `lanewise.run_id`."""
+        """A run there is found by the tag `lanewise.run_id`."""
         from mlflow import MlflowClient
 
         self._client: Any = MlflowClient(self._tracking_uri)
@@ -58,7 +58,7 @@ class MLflow(Tracker):
         return 0
 
     def send(self, line: Line) -> None:
-        """See `Tracker`. One request, which is stored wholly or not at all."""
+        """One request, which is stored wholly or not at all."""
         from mlflow.entities import Metric
 
         values = {**line.values, "epoch": line.epoch, _LINE: line.number}
@@ -67,7 +67,7 @@ class MLflow(Tracker):
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def send_media(self, line: Line, step: int, media: Media) -> None:
-        """See `Tracker`. An artifact, which takes the place of one that was sent before."""
+        """An artifact, which takes the place of one that was sent before."""
         from PIL import Image
 
         file = f"media/{media.name}/{step:06d}"
@@ -77,7 +77,6 @@ class MLflow(Tracker):
             self._client.log_image(self._run_id, Image.open(BytesIO(media.png)), f"{file}.png")
 
     def close(self, end: End) -> None:
-        """See `Tracker`."""
         if end.model_sha256 is not None:
             self._client.set_tag(self._run_id, "lanewise.model_sha256", end.model_sha256)
         self._client.set_terminated(self._run_id, _STATUS[end.reason])

@@ -93,21 +93,19 @@ class Tracker(LineCallback, ABC):
         """Send how it ended, and wait until everything is stored."""
 
     def on_start(self, start: RunStart) -> None:
-        """See `Callback`."""
         self._more, self._end = threading.Event(), None
         self._thread = threading.Thread(target=self._mirror, args=(start,), daemon=True)
         self._thread.start()
 
     def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `LineCallback`."""
         self._more.set()
 
     def on_media(self, epoch: int, step: int, media: Media) -> None:
-        """See `Callback`. It is in media.jsonl by now."""
+        """It is in media.jsonl by now."""
         self._more.set()
 
     def on_end(self, error: BaseException | None) -> None:
-        """See `Callback`. Waits for what was not sent yet, but not for ever."""
+        """Waits for what was not sent yet, but not for ever."""
         self._end = (
             "finished" if error is None else "preempted" if isinstance(error, PreemptedError) else "error"
         )

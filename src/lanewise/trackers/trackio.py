@@ -27,7 +27,6 @@ class Trackio(Tracker):
         self._project, self._name = project, name
 
     def open(self, start: RunStart) -> int:
-        """See `Tracker`."""
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
@@ -46,12 +45,10 @@ class Trackio(Tracker):
         return max((int(log[_LINE]) for log in logs if _LINE in log), default=0)
 
     def send(self, line: Line) -> None:
-        """See `Tracker`."""
         self._last_step = line.step
         self._run.log({"epoch": line.epoch, _LINE: line.number, **line.values}, step=line.step)
 
     def close(self, end: End) -> None:
-        """See `Tracker`."""
         import trackio
 
         if end.model_sha256 is not None:

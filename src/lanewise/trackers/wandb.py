@@ -44,7 +44,6 @@ class WandB(Tracker):
         self._project, self._entity, self._name, self._offline = project, entity, name, offline
 
     def open(self, start: RunStart) -> int:
-        """See `Tracker`."""
         import wandb
 
         last = _clean_up(start.run_dir / "wandb", start.run_id)
@@ -64,12 +63,11 @@ class WandB(Tracker):
         return self._last
 
     def send(self, line: Line) -> None:
-        """See `Tracker`. The number of the line is what W&B calls the step."""
+        """The number of the line is what W&B calls the step."""
         self._last = line.number
         self._run.log({"epoch": line.epoch, "step": line.step, **line.values}, step=line.number)
 
     def send_media(self, line: Line, step: int, media: Media) -> None:
-        """See `Tracker`."""
         import wandb
         from PIL import Image
 
@@ -78,7 +76,6 @@ class WandB(Tracker):
         self._run.log({media.name: shown}, step=line.number)
 
     def close(self, end: End) -> None:
-        """See `Tracker`."""
         self._run.summary["lanewise/end"] = end.reason
         if end.model_sha256 is not None:
             self._run.summary["lanewise/model_sha256"] = end.model_sha256

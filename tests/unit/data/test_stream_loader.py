@@ -140,7 +140,7 @@ def test_a_state_of_other_lanes_is_refused():
 def test_a_step_that_the_stream_is_not_at_cannot_be_begun_with():
     reader = StreamReader(Lengths(8, 8), list, 7, StreamCut.of(2, 2, 0), range(2))
     loader = StreamLoader(reader, lambda value: [value])
-    with pytest.raises(DataError, match="goes on with step 1, and step 6 was asked for"):
+    with pytest.raises(DataError, match="continues with step 1, and step 6 was asked for"):
         next(loader.batches(5, None))
 
 

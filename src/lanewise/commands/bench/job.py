@@ -99,7 +99,6 @@ class BenchJob(Job):
     """How long a world without an address trains stints."""
 
     def run(self, world: World) -> dict[str, Any] | None:
-        """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
         measured = _MeasuredRun(self, world)
         if self.address is None:

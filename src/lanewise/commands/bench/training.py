@@ -38,7 +38,6 @@ class TrainingJob(Job):
     num_steps: int = field(kw_only=True)
 
     def run(self, world: World) -> dict[str, Any]:
-        """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
         num_steps = min(self.num_steps, self.config.train.max_steps or self.num_steps)
         train = replace(self.config.train, max_steps=num_steps)

@@ -117,7 +117,6 @@ class MeasureJob(Job):
     trains: ClassVar[bool] = False
 
     def run(self, world: World) -> dict[str, Any]:
-        """See `Job`."""
         hosts = [list(range(*bounds)) for bounds in pairwise(accumulate(self.sizes, initial=0))]
         equipment = world.all_gather_tree(asdict(_equipment(world.device)))
         of_hosts = [Equipment(**equipment[ranks[0]]) for ranks in hosts]

@@ -48,7 +48,6 @@ class EvaluateJob(Job):
     """Name of the eval dataset whose outputs are computed; None: the only one that there is."""
 
     def run(self, world: "World") -> Any:
-        """See `Job`."""
         from lanewise.engine.evaluation.evaluation import build_evaluator
         from lanewise.engine.precision import Precision
         from lanewise.engine.run.build import build_model, build_task, transform

@@ -47,7 +47,7 @@ class TrainJob(Job):
 
     @contextmanager
     def claim(self, *, is_restarted: bool = False) -> Iterator[None]:
-        """See `Job`. An error is the end of the run, unless rank 0 has told it already.
+        """An error is the end of the run, unless rank 0 has told it already.
 
         If the error only follows from another process's, the watch knows which one the end is.
         """
@@ -73,13 +73,12 @@ class TrainJob(Job):
         return f"--resume continues from {saved[0]}" if saved else "no checkpoint was saved yet"
 
     def require_free(self) -> None:
-        """See `Job`."""
         may_hold_run = self.is_resumed or self.overwrites or is_pattern(self.config.train.run_dir)
         if not may_hold_run:
             self.run_dir.require_free()
 
     def settled(self, agree: Callable[[Callable[[], str]], str] = lambda choose: choose()) -> "TrainJob":
-        """See `Job`: a run directory of its own, where train.run_dir is a pattern."""
+        """A run directory of its own, where train.run_dir is a pattern."""
         train = self.config.train
         if not is_pattern(train.run_dir):
             return self
@@ -87,27 +86,23 @@ class TrainJob(Job):
         return replace(self, config=replace(self.config, train=replace(train, run_dir=run_dir)))
 
     def program(self, config_file: str) -> Sequence[str]:
-        """See `Job`."""
         allow = ["--allow", ",".join(self.allow)] if self.allow else []
         return ["train", config_file, "--resume", *allow, *["--audit"] * self.is_audited]
 
     @property
     def shared_folder(self) -> Path | None:
-        """See `Job`: every process writes its part of a checkpoint there."""
+        """Every process writes its part of a checkpoint there."""
         run_dir = self.run_dir.path
         return run_dir.parent if is_pattern(run_dir.name) else run_dir
 
     @property
     def stands_still(self) -> bool:
-        """See `Job`."""
         return RunRecord(self.run_dir.record).stands_still()
 
     def log_file(self, rank: int) -> Path:
-        """See `Job`."""
         return self.run_dir.log(rank)
 
     def run(self, world: "World") -> dict[str, Any]:
-        """See `Job`."""
         from lanewise.commands.jobs.provenance import describe_start
         from lanewise.data.audit import AuditLog
         from lanewise.engine.engine import Engine

@@ -126,7 +126,6 @@ class MemoryJob(Job):
     """Takes steps with two sizes of small micro-batches; the result is what they take of the memory."""
 
     def run(self, world: World) -> StepMemory:
-        """See `Job`."""
         free = free_bytes(world.device, max(1, (os.cpu_count() or 1) // self.config.distributed.threads))
         small, large = (self._measure(world, size) for size in _SIZES)
         each = (large - small) / (_SIZES[1] - _SIZES[0])
@@ -167,7 +166,6 @@ class _TrialJob(Job):
     """Takes the steps of its configuration; the result is whether there was memory for them."""
 
     def run(self, world: World) -> bool:
-        """See `Job`."""
         try:
             for _ in build_engine(self.config, world, self.task).steps():
                 pass

@@ -75,16 +75,14 @@ class VerifyJob(Job):
 
     @property
     def variables(self) -> dict[str, str]:
-        """See `Job`; in the repeat sets have another order, even where the environment fixes one."""
+        """In the repeat sets have another order, even where the environment fixes one."""
         seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
         return super().variables | ({"PYTHONHASHSEED": seed} if self.is_repeat else {})
 
     def log_file(self, rank: int) -> Path:
-        """See `Job`."""
         return self.folder / f"{self.name}-{rank}.log"
 
     def run(self, world: World) -> Any:
-        """See `Job`."""
         logging.getLogger().setLevel(logging.ERROR)
         result = RankResult()
         if self.resume_from is None:

@@ -89,27 +89,22 @@ class StreamSet:
     name: str
     reader: StreamReader
     pin_memory: bool = True
-    """See `IndexedSet`."""
     has_metrics = True
 
     def place(self, turn: LaneTurn) -> tuple[int, int]:
-        """See `IndexedSet`."""
         return (turn.lane, turn.step) if self.reader.is_lane_aware else (turn.step, turn.lane)
 
     def num_batches(self, lanes: range) -> int | None:
-        """See `IndexedSet`."""
         return None
 
     num_samples = num_batches
 
     def describe(self, num_workers: int, world: World, placement: Placement) -> None:
-        """See `IndexedSet`."""
         describe_stream(self.reader, num_workers, world, placement)
 
     def batches(
         self, lanes: range, device: torch.device, *, num_workers: int, fills_empty: bool = False
     ) -> Iterator[LaneBatch]:
-        """See `IndexedSet`."""
         batch = spare = None
         read = read_to_end(self.reader, num_workers, pin_memory=self.pin_memory and has_streams(device))
         for batch in to_device(read, device):

@@ -51,9 +51,7 @@ def restore(
     if mistakes or mismatches:
         options = sorted({mistake.partition(" ")[0] for mistake in mistakes} & set(MAY_DIFFER))
         can_allow = options and not mismatches and allow is not None
-        remedy = (
-            f" To resume all the same: --allow {','.join(options)} (allow= of train)" if can_allow else ""
-        )
+        remedy = f" To resume anyway: --allow {','.join(options)} (allow= of train)" if can_allow else ""
         if can_allow and options == ["num_steps"] and len(mistakes) == 1:
             raise CheckpointError(
                 f"{path} is of a run of {manifest.identity['num_steps']} steps, and this one has "

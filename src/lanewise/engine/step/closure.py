@@ -25,7 +25,7 @@ class ClosureStep:
     step: TrainStep
 
     def run(self, step: int, batches: Iterator[LaneBatch]) -> StepReport:
-        """See `TrainStep`. Collective."""
+        """Collective."""
         training, kept = self.step.training, StepBatches(batches)
         training.runner.seed_update(step)
         found: list[Gradient] = []

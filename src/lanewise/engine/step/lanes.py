@@ -91,7 +91,6 @@ class TaskLane(LaneWork):
     """Whether forward and loss are those of an evaluation."""
 
     def forward(self, model: nn.Module, data: Any) -> Any:
-        """See `LaneWork`."""
         turn, self.model = self.batch.turn, model
         set_random_state(self.seed_of(self.runner.seed, turn.step, turn.lane))
         try:
@@ -103,7 +102,7 @@ class TaskLane(LaneWork):
             raise
 
     def loss(self, outputs: Any, data: Any) -> Any:
-        """See `LaneWork`. Where a loss is of all lanes, it is that of the lane as if it were alone."""
+        """Where a loss is of all lanes, it is that of the lane as if it were alone."""
         try:
             if self.evaluates and self.runner.has_eval_loss:
                 with self.runner.precision.forward():
@@ -155,13 +154,11 @@ class DerivedLane(LaneWork):
     """The module of the last forward."""
 
     def forward(self, model: nn.Module, data: Any) -> Any:
-        """See `LaneWork`."""
         self.model = model
         with named_lane(self.batch):
             return self.run(model, data)
 
     def loss(self, outputs: Any, data: Any) -> Any:
-        """See `LaneWork`."""
         with named_lane(self.batch):
             return self.derive(outputs, data)
 

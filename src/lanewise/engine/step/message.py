@@ -110,7 +110,7 @@ class StepMessage:
         self.find_not_finite: Callable[[], list[int]] = list
         """Returns the lanes of this process with outputs that are not finite, where one loss is of all."""
         self.common_loss: torch.Tensor | float | None = None
-        """See `Told`; set in a step that has one."""
+        """That of this process; set in a step that has one."""
         self.common_name = ""
         self._known_names = metric_names
         self._metric_names: tuple[str, ...] = ()

@@ -42,7 +42,6 @@ class SeveralLosses(LaneLosses):
         self._num_terms = 0
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
-        """See `LaneLosses`."""
         kept = StepBatches(batches)
         counted = self._count(kept)
         if self._runs_twice:

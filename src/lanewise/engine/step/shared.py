@@ -116,7 +116,6 @@ class SharedLoss(LaneLosses):
         self._tolerance = {"rtol": 0.0, "atol": 0.0} if is_exact else {"rtol": 1e-2, "atol": 1e-4}
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
-        """See `LaneLosses`."""
         kept, pass_ = StepBatches(batches), self.pass_
         turn = kept.turn
         twice = self.compares or self._runs_twice(turn)

@@ -202,7 +202,6 @@ class OwnLosses(LaneLosses):
     runner: LaneRunner
 
     def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
-        """See `LaneLosses`."""
         return self.pass_.reducer.losses(self.pass_.lanes(batches, partial(TaskLane, self.runner)))
 
 

@@ -78,7 +78,7 @@ class Told(NamedTuple):
     """Its lanes that had a turn."""
     votes: Votes
     buffer_changes: Sequence[float] | torch.Tensor
-    """See `LaneBuffers.changes`; the same number of packs on every rank."""
+    """What the lanes made of buffers; as many numbers, or packs, on every rank."""
     computed_seconds: float | None = None
     """How long the process takes to compute a step; None on every rank where none tells it."""
     common_loss: torch.Tensor | float | None = None

@@ -74,7 +74,6 @@ class BlockedOrder(SampleOrder):
         self._strands = lru_cache(maxsize=num_lanes)(self._make_strands)
 
     def samples(self, turn: LaneTurn) -> tuple[int, ...]:
-        """See `SampleOrder`."""
         if not turn.positions:
             return ()
         start = turn.step % self.schedule.steps_per_epoch * self.schedule.micro_batch_size

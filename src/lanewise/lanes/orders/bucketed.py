@@ -55,7 +55,6 @@ class BucketedOrder(SampleOrder):
         self._window = lru_cache(maxsize=1)(self._make_window)
 
     def samples(self, turn: LaneTurn) -> tuple[int, ...]:
-        """See `SampleOrder`."""
         if not turn.positions:
             return ()
         number = turn.step % self.schedule.steps_per_epoch

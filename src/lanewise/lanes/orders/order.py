@@ -102,7 +102,6 @@ class SequentialOrder(SampleOrder):
     """Every epoch visits the samples from first to last."""
 
     def samples(self, turn: LaneTurn) -> tuple[int, ...]:
-        """See `SampleOrder`."""
         return tuple(turn.positions)
 
 
@@ -115,7 +114,6 @@ class ShuffledOrder(SampleOrder):
         self._shuffle = FeistelShuffle(self.schedule.num_samples, seed=self.seed)
 
     def samples(self, turn: LaneTurn) -> tuple[int, ...]:
-        """See `SampleOrder`."""
         chunk, first = divmod(turn.positions.start, CHUNK)
         stop = first + len(turn.positions)
         if not first < stop <= CHUNK:  # mostly they are within one chunk

@@ -54,7 +54,6 @@ class WeightedOrder(SampleOrder):
         self._ranked = lru_cache(maxsize=2)(self._rank)
 
     def samples(self, turn: LaneTurn) -> tuple[int, ...]:
-        """See `SampleOrder`."""
         start, stop = turn.positions.start, turn.positions.stop
         if not self.repeats:
             return tuple(self._ranked(turn.epoch)[start:stop].tolist())

@@ -53,7 +53,7 @@ class Watch:
     ) -> None:
         self.meeting = meeting
         self.is_restarted = False
-        """See `GroupWorld`; known after `meet`."""
+        """Whether an earlier start of the run failed; known after `meet`."""
         self._channel = None if meeting is None else meeting.channel
         self._rank = 0 if meeting is None else meeting.environment.rank
         self._at_end = at_end

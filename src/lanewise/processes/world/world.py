@@ -172,51 +172,42 @@ class LocalWorld:
         self._told: dict[str, str] = {}
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """See `GroupWorld`."""
         return lambda: tensor.unsqueeze(0)
 
     def start_all_gather_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """See `GroupWorld`."""
         return start_copy_to_host(tensor.unsqueeze(0))
 
     def all_gather_tree(self, value: Any) -> list[Any]:
-        """See `GroupWorld`."""
         return [value]
 
     def gather_tree(self, value: Any) -> list[Any]:
-        """See `GroupWorld`."""
         return [value]
 
     def broadcast_tree(self, value: Any) -> Any:
-        """See `GroupWorld`."""
         return value
 
     def broadcast(self, tensors: Sequence[torch.Tensor], source: int) -> None:
-        """See `GroupWorld`."""
+        """One process has them."""
 
     def num_collectives(self) -> int:
-        """See `GroupWorld`."""
         return 0
 
     def new_group(self, ranks: Sequence[int]) -> None:
-        """See `GroupWorld`."""
+        """One process is in no other group."""
 
     def is_first(self, key: str) -> bool:
-        """See `GroupWorld`."""
         is_first = key not in self._keys
         self._keys.add(key)
         return is_first
 
     def tell(self, key: str, text: str) -> None:
-        """See `GroupWorld`."""
         self._told[key] = text
 
     def hear(self, key: str, ranks: Sequence[int], timeout_seconds: float) -> list[str]:
-        """See `GroupWorld`."""
         return [self._told.pop(key)]
 
     def close(self) -> None:
-        """See `GroupWorld`."""
+        """Nothing is open."""
 
 
 World: TypeAlias = GroupWorld | LocalWorld

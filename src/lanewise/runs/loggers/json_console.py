@@ -13,5 +13,4 @@ class JsonConsoleLogger(LineCallback):
     """Writes a line for each logged step, each epoch that is counted, and each evaluation."""
 
     def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `LineCallback`."""
         print(json.dumps(columns_of(epoch, step, values)), flush=True)  # noqa: T201 - what it is for

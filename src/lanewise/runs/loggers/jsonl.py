@@ -33,16 +33,13 @@ class JsonlLogger(LineCallback):
         cut(media, after_step - 1)  # a start shows the model first
 
     def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `LineCallback`."""
         self._lines.write(columns_of(epoch, step, values))
 
     def on_media(self, epoch: int, step: int, media: Media) -> None:
-        """See `Callback`."""
         shown = {"png": b64encode(media.png).decode()} if media.png else {"text": media.text}
         self._media.write({"epoch": epoch, "step": step, "time": time.time(), "name": media.name, **shown})
 
     def on_end(self, error: BaseException | None) -> None:
-        """See `Callback`."""
         self._lines.close()
         self._media.close()
 

@@ -32,7 +32,6 @@ class _Bars(progress.Progress):
         self._second = self.add_task("", visible=False, total=None, epoch="", text="")
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """See `rich.progress.Progress`."""
         if self._second is not None:
             phase, (done, total) = heartbeat.note[0], heartbeat.evaluated
             is_evaluated = phase == EVALUATION
@@ -59,7 +58,6 @@ class ProgressLogger(Callback):
         """Columns for the bar and for what the loss reports; outside of a terminal a line may be long."""
 
     def on_start(self, start: RunStart) -> None:
-        """See `Callback`."""
         self._last_step = start.last_step
         if self._console.is_terminal:
             self._room = self._console.width - _WIDTH_OF_TEXT
@@ -85,7 +83,6 @@ class ProgressLogger(Callback):
             self._bar.start()
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Callback`."""
         reported = self._reported(metrics)
         speed = f"{metrics['perf/samples_per_second']:,.0f} samples/s"
         text = f"loss {metrics['train/loss']:.4f}  {reported}{speed}"
@@ -109,7 +106,7 @@ class ProgressLogger(Callback):
         return text
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `Callback`. A line that stays above the bar."""
+        """A line that stays above the bar."""
         pairs = [f"epoch {epoch}", f"after step {step}", *(f"{n} {v:.4f}" for n, v in values.items())]
         for line in self._fit(pairs):
             self._console.print(line, highlight=False, soft_wrap=True)
@@ -126,6 +123,5 @@ class ProgressLogger(Callback):
         yield line
 
     def on_end(self, error: BaseException | None) -> None:
-        """See `Callback`."""
         if self._bar is not None:
             self._bar.stop()

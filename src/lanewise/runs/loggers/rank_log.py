@@ -79,7 +79,6 @@ class _OrLog(io.FileIO):
         self._log = log
 
     def write(self, data: Any, /) -> int:
-        """See `io.RawIOBase`."""
         try:
             return super().write(data)
         except OSError as error:
@@ -110,7 +109,6 @@ class _File(logging.StreamHandler[TextIO]):
     _has_failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """See `logging.Handler`."""
         if not self._has_failed:
             self._has_failed = True
             logging.getLogger(__name__).warning("the log %s cannot be written any more", self.stream.name)

@@ -38,11 +38,9 @@ class TensorBoardLogger(LineCallback):
         self._file: FileIO | None = None
 
     def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """See `LineCallback`."""
         self._write(step, [Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
 
     def on_media(self, epoch: int, step: int, media: Media) -> None:
-        """See `Callback`."""
         if media.png is not None:
             width, height = struct.unpack_from(">II", media.png, 16)
             image = Summary.Image(width=width, height=height, encoded_image_string=media.png)
@@ -60,7 +58,6 @@ class TensorBoardLogger(LineCallback):
             self._file.write(_record(Event(wall_time=time.time(), step=step, summary=Summary(value=values))))
 
     def on_end(self, error: BaseException | None) -> None:
-        """See `Callback`."""
         if self._file is not None:
             with writing(self._folder):
                 self._file.close()

@@ -82,7 +82,7 @@ def calling(**changes) -> dict:
 def resumed(**changes) -> Evidence:
     """Two processes that went on from a checkpoint."""
     found = evidence()
-    found.layouts[2].resumed = LayoutResult("2 processes, going on", **changes)
+    found.layouts[2].resumed = LayoutResult("2 processes, resumed", **changes)
     found.layouts[2].resumed.compare_with(found.layouts[0])
     return found
 
@@ -329,13 +329,13 @@ CASES = [
     (
         NOT_SAVED,
         resumed(results=[RankResult(trace=STEPS)]),
-        "2 processes, going on, diverges from the uninterrupted run",
+        "2 processes, resumed, diverges from the uninterrupted run",
         " at step 1, first.weight (weights); also changed: model.level.",
     ),
     (
         "a run cannot resume from a checkpoint",
         resumed(failure="no checkpoint"),
-        "2 processes, going on: no checkpoint",
+        "2 processes, resumed: no checkpoint",
     ),
     (
         HIDDEN,
@@ -430,7 +430,7 @@ def test_what_a_resumed_run_began_without_is_named_instead_of_what_follows_from_
     found.layouts[0].results[0].trace = Trace([StepTrace(0)], hidden=saved, at_checkpoint=saved)
     other = {**saved, "task.level": "5", "optimizer.momentum": "6"}
     trace = Trace(STEPS.steps, hidden=other, at_checkpoint=restored)
-    found.layouts[2].resumed = LayoutResult("2 processes, going on", [RankResult(trace=trace)])
+    found.layouts[2].resumed = LayoutResult("2 processes, resumed", [RankResult(trace=trace)])
     found.layouts[2].resumed.compare_with(found.layouts[0])
     (finding,) = diagnose(found)
     assert finding.evidence.endswith(

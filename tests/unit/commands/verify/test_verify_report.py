@@ -28,7 +28,7 @@ def report(traces=(RAN,) * 4, failures=("",) * 4, findings=(FINDING,), resumed=N
         for name, trace, failure in zip(NAMES, traces, failures, strict=True)
     ]
     if resumed is not None:
-        layouts[2].resumed = LayoutResult("2 processes, going on", [RankResult(trace=resumed)])
+        layouts[2].resumed = LayoutResult("2 processes, resumed", [RankResult(trace=resumed)])
         layouts[2].resumed.compare_with(layouts[0])
     for layout in layouts:
         layout.compare_with(layouts[0])

@@ -117,7 +117,7 @@ def test_another_argument_of_the_optimizer_must_be_allowed(saved):
     with pytest.raises(CheckpointError) as error:
         go_on(configure(Line, lr=0.5), saved)
     assert re.search(r"optimizer was .*'lr': 0.01.*, and is .*'lr': 0.5.* now: --allow", str(error.value))
-    assert str(error.value).endswith("To resume all the same: --allow optimizer (allow= of train)")
+    assert str(error.value).endswith("To resume anyway: --allow optimizer (allow= of train)")
 
 
 def with_optimizer(name: str, **options: Any) -> RunConfig:
@@ -234,7 +234,7 @@ def test_the_error_lists_every_difference_and_what_may_be_allowed(saved):
     for name in ("lanes", "dataset", "seed", "precision"):
         assert f"\n  {name} was " in message
     assert message.endswith(
-        "\nUse its configuration. To resume all the same: --allow dataset,lanes,seed (allow= of train)"
+        "\nUse its configuration. To resume anyway: --allow dataset,lanes,seed (allow= of train)"
     )
 
 

@@ -465,7 +465,7 @@ def test_another_learning_rate_scales_the_rest_of_a_schedule_if_it_is_allowed(tm
     ((expected, _),) = run_distributed(train, 1, other, str(tmp_path / "other"))
     run_distributed(train, 1, first, str(tmp_path / "first"))
     with pytest.raises(
-        CheckpointError, match=r"optimizer was .*\n.*go on all the same: --allow optimizer \("
+        CheckpointError, match=r"optimizer was .*\n.*resume anyway: --allow optimizer \("
     ):
         train(LocalWorld(torch.device("cpu")), other, copied(tmp_path / "first", tmp_path / "refused", 4))
     ends = []

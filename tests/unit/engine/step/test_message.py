@@ -100,7 +100,7 @@ def test_other_lanes_than_those_of_the_step_are_an_error():
     batch = LaneBatch(turn, (0,), None, 1)
     told.add(batch, LaneLoss(torch.tensor(1.0), 1.0, 1.0))
     told.send(batch, NO_VOTES, [], lambda: 0.5)
-    with pytest.raises(WorldError, match=r"told of the lanes \[0, 0\], and the step has \[0, 1\]"):
+    with pytest.raises(WorldError, match=r"reported the lanes \[0, 0\], and the step has \[0, 1\]"):
         told.receive()
 
 

@@ -86,7 +86,7 @@ class Attributes(Look):
         self._before: Seen | None = None
 
     def begin(self, turn: LaneTurn) -> None:
-        """See `Look`. Collective."""
+        """Collective."""
         if self._before is None:
             if self._num_left < NUM_LOOKS:
                 require_equal_state(self._reducer.replicas[0], self._world, turn.step - 1)
@@ -97,22 +97,18 @@ class Attributes(Look):
         self.num_watched = 0
 
     def before_forward(self, turn: LaneTurn, lane: Any) -> None:
-        """See `Look`."""
         is_wanted = self.num_watched and self._lane is None and not self._reducer.forward_is_collective
         # A batch is of a loop of the user's own, whose forward is not known.
         if is_wanted and not isinstance(lane, LaneBatch) and lane.batch.has_samples:
             self._lane = replace(lane, batch=replace(lane.batch, data=copied(lane.batch.data)))
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
-        """See `Look`."""
         self._require_unwritten(turn, "forward or the loss")
 
     def after_backward(self, turn: LaneTurn) -> None:
-        """See `Look`."""
         self._require_unwritten(turn, "backward")
 
     def finish(self, totals: StepTotals) -> bool:
-        """See `Look`."""
         self._num_left -= 1
         self._changed |= _changed(self._before or {}, self._look())
         self._before = None

@@ -62,7 +62,7 @@ class ChangedParameters(Look):
         self._is_updated = False
 
     def begin(self, turn: LaneTurn) -> None:
-        """See `Look`. Collective where parameters are sharded."""
+        """Collective where parameters are sharded."""
         self._replica = -1
         if self._before is None:
             self._before = self._look()
@@ -76,16 +76,13 @@ class ChangedParameters(Look):
             self._is_updated = trained != self._first
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
-        """See `Look`."""
         self._replica = (self._replica + 1) % len(self._reducer.replicas)
         self._require_unchanged(turn, "forward or the loss")
 
     def after_backward(self, turn: LaneTurn) -> None:
-        """See `Look`."""
         self._require_unchanged(turn, "backward")
 
     def finish(self, totals: StepTotals) -> bool:
-        """See `Look`."""
         self._before = None
         return self._is_updated
 

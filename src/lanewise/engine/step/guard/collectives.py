@@ -96,7 +96,7 @@ class CollectiveDetector(Look):
         )
 
     def finish(self, totals: StepTotals) -> bool:
-        """See `Look`. With SyncBatchNorm every lane of every step needs a backward."""
+        """With SyncBatchNorm every lane of every step needs a backward."""
         self._is_counting = False
         return not self._is_synchronised
 

@@ -36,7 +36,6 @@ class FirstStep(Look):
         self._hooks = reducer.register_hooks(self._note_use)
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
-        """See `Look`."""
         if loss is not None and loss.weight and self._unit is None:
             self._unit = (
                 "its samples" if loss.is_sample_mean else "the units that loss gives as weights, as tokens"
@@ -49,7 +48,7 @@ class FirstStep(Look):
                 )
 
     def finish(self, totals: StepTotals) -> bool:
-        """See `Look`. Collective."""
+        """Collective."""
         for hook in self._hooks:
             hook.remove()
         compare_runs(self._reducer.replicas, is_on=False)

@@ -28,11 +28,10 @@ class ForeignGradients(Look):
         self._left: list[int | None] = []
 
     def begin(self, turn: LaneTurn) -> None:
-        """See `Look`. No parameter has a gradient yet."""
+        """No parameter has a gradient yet."""
         self._left = [None] * len(self._trained)
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
-        """See `Look`."""
         for number, (now, left) in enumerate(zip(self._versions(), self._left, strict=True)):
             if now != left:
                 raise TaskError(
@@ -43,7 +42,6 @@ class ForeignGradients(Look):
                 )
 
     def after_backward(self, turn: LaneTurn) -> None:
-        """See `Look`."""
         self._left = self._versions()
 
     def _versions(self) -> list[int | None]:

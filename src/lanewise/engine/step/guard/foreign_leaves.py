@@ -40,7 +40,6 @@ class ForeignLeaves(Look):
         self._has_walked = False
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
-        """See `Look`."""
         root = None if loss is None else loss.root(turn, 1.0)[0]
         if root is not None:
             self.require_own(root, f"the loss of lane {turn.lane} in step {turn.step + 1}")
@@ -74,7 +73,6 @@ class ForeignLeaves(Look):
             )
 
     def finish(self, totals: StepTotals) -> bool:
-        """See `Look`."""
         self._num_steps += self._has_walked
         return self._num_steps > bool(self._seen)
 

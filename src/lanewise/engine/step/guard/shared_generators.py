@@ -42,11 +42,10 @@ class SharedGenerators(Look):
         self._in_round: list[LaneTurn] = []
 
     def begin(self, turn: LaneTurn) -> None:
-        """See `Look`."""
         self._in_round = []
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
-        """See `Look`. The forwards of the whole round have run."""
+        """The forwards of the whole round have run."""
         if len(self._in_round) == len(self._reducer.replicas):
             self._in_round = []
         self._in_round.append(turn)
@@ -59,7 +58,7 @@ class SharedGenerators(Look):
             )
 
     def after_backward(self, turn: LaneTurn) -> None:
-        """See `Look`. The backward of a round runs with its last lane."""
+        """The backward of a round runs with its last lane."""
         if len(self._in_round) > 1:
             self._complain(
                 f"the backward of lanes {self._in_round[0].lane} to {turn.lane}",
@@ -68,7 +67,6 @@ class SharedGenerators(Look):
             )
 
     def finish(self, totals: StepTotals) -> bool:
-        """See `Look`."""
         return True
 
     def _states(self) -> dict[str, object]:
