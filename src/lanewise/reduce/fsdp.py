@@ -107,7 +107,7 @@ class FSDPReducer(Reducer):
         self._callers: dict[nn.Module, Any] = {}
         self._placement = placement
         self.adopt(model)
-        self.replicas = [model]
+        self.model, self.replicas = model, [model]
         self.parameters = trained_parameters(model)  # sharded by `adopt`
         self._sums: list[TreeReduceScatter] = []
         self._is_exact, self._num_processes = equality == "exact", world.world_size
@@ -171,7 +171,7 @@ class FSDPReducer(Reducer):
     def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
         for lane in lanes:
             losses: list[Any] = []
-            self._anchor: torch.Tensor | None = self._callers[self.replicas[0]](
+            self._anchor: torch.Tensor | None = self._callers[self.model](
                 partial(self._forward, lane, losses)
             )
             yield lane, losses.pop()
@@ -180,7 +180,7 @@ class FSDPReducer(Reducer):
     def _forward(self, lane: LaneWork, losses: list[Any]) -> torch.Tensor:
         """Append the loss of a lane, and return what connects the outputs of all blocks with its backward."""
         self._ran, self._outputs, self._is_in_forward = set(), [], True
-        losses.append(lane.loss(lane.forward(self.replicas[0], lane.batch.data), lane.batch.data))
+        losses.append(lane.loss(lane.forward(self.model, lane.batch.data), lane.batch.data))
         self._is_in_forward = False
         outputs, self._outputs = self._outputs, []
         return connect(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
@@ -188,7 +188,7 @@ class FSDPReducer(Reducer):
     def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
         for lane in lanes:
             losses: list[Any] = []
-            self._call(self.replicas[0], partial(self._forward, lane, losses))
+            self._call(self.model, partial(self._forward, lane, losses))
             yield lane, losses.pop()
 
     @contextmanager
@@ -317,7 +317,7 @@ class FSDPReducer(Reducer):
 
         def find(_module: nn.Module, _inputs: Any) -> None:
             handle.remove()
-            for name, parameter in self.replicas[0].named_parameters():
+            for name, parameter in self.model.named_parameters():
                 if is_sharded(parameter) or parameter in self._gathered:
                     continue
                 self._gathered[parameter] = name

@@ -111,8 +111,10 @@ class Reducer(ABC):
         equality: in `exact`, gradients are kept lane by lane until they are added in the tree.
     """
 
+    model: nn.Module
+    """The user's own."""
     replicas: Sequence[nn.Module]
-    """The modules on which the lanes of a round run at once; the first is the user's own."""
+    """The modules on which the lanes of a round run at once: the model, and its copies."""
     parameters: Sequence[nn.Parameter]
     """The trained parameters."""
     forward_is_collective: bool
@@ -126,7 +128,7 @@ class Reducer(ABC):
     _open_all_reduce: Callable[[], AllReduce]
 
     def __init__(self, model: nn.Module, num_lanes: int, equality: Equality) -> None:
-        self.replicas = [model]
+        self.model, self.replicas = model, [model]
         self.parameters = trained_parameters(model)
         self.forward_is_collective = False
         self._num_lanes, self._is_exact = num_lanes, equality == "exact"
@@ -165,11 +167,10 @@ class Reducer(ABC):
 
         Collective where forwards are: every rank must iterate to the end.
         """
-        (model,) = self.replicas
         for lane in lanes:
             data = lane.batch.data
             has_data = data is not None or lane.batch.has_samples
-            yield lane, lane.loss(lane.forward(model, data), data) if has_data else None
+            yield lane, lane.loss(lane.forward(self.model, data), data) if has_data else None
             del lane, data  # before the next batch is read
 
     def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:

@@ -171,12 +171,11 @@ class ReplicaReducer(Reducer):
 
     def _send_weights(self) -> None:
         """Copy the weights of the user's module to the replicas; `LaneBuffers` copies their buffers."""
-        first = self.replicas[0]
         with torch.no_grad():
             for replica in self.replicas[1:]:
-                for module, own in zip(first.modules(), replica.modules(), strict=True):
+                for module, own in zip(self.model.modules(), replica.modules(), strict=True):
                     own.training = module.training
-                for sent, received in zip(first.parameters(), replica.parameters(), strict=True):
+                for sent, received in zip(self.model.parameters(), replica.parameters(), strict=True):
                     received.copy_(sent, non_blocking=True)
         self._is_stale = False
 

@@ -50,7 +50,7 @@ def build_pass(
     world, placement, equality = spread.world, spread.placement, spread.equality
     collectives = CollectiveDetector(reducer, world, placement, equality)
     holders: dict[str, object] = {} if task is None else {"task": task}
-    held = held_parameters(reducer.replicas[0], holders)
+    held = held_parameters(reducer.model, holders)
     looks: list[Look] = [
         collectives,
         ForeignGradients(reducer),

@@ -187,7 +187,7 @@ class SharedLoss(LaneLosses):
             of_lane.lane for of_lane in local if not all(map(_is_finite, tensors_in(of_lane.values)))
         ]
         self._phases.begin(FORWARD, turn.step)
-        with self._reducer.gathered(self._reducer.replicas[0]):
+        with self._reducer.gathered(self._reducer.model):
             return self._share_rows(outputs, turn) if self.loss.by_rows else self._share_whole(outputs, turn)
 
     def _share_whole(self, outputs: BatchOutputs, turn: LaneTurn) -> dict[int, Share]:
@@ -213,7 +213,7 @@ class SharedLoss(LaneLosses):
 
     def _compute(self, outputs: BatchOutputs, rows: slice, turn: LaneTurn) -> _Computed:
         """Compute the loss of some samples, and its gradients times the loss scale."""
-        model, loss, what = self._reducer.replicas[0], self.loss, self.loss.what
+        model, loss, what = self._reducer.model, self.loss, self.loss.what
         tensors, trained = outputs.with_gradients(), trained_parameters(model)
         if not tensors:
             raise TaskError(

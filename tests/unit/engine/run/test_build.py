@@ -76,7 +76,7 @@ def test_the_reducer_and_the_average_get_what_the_last_one_returned(monkeypatch)
     assert isinstance(run.training.model, Outer)
     assert isinstance(run.training.average.module, Outer)
     assert run.training.model.state_dict().keys() == Stack().build_model().state_dict().keys()
-    assert run.reducer.replicas[0] is run.training.model
+    assert run.reducer.model is run.training.model
     assert len(run.reducer.parameters) == 3
 
 

@@ -464,9 +464,7 @@ def test_another_learning_rate_scales_the_rest_of_a_schedule_if_it_is_allowed(tm
     first, other = (with_options(named(name=name, warmup=2), lr=lr, momentum=0.9) for lr in (LR, LR / 8))
     ((expected, _),) = run_distributed(train, 1, other, str(tmp_path / "other"))
     run_distributed(train, 1, first, str(tmp_path / "first"))
-    with pytest.raises(
-        CheckpointError, match=r"optimizer was .*\n.*resume anyway: --allow optimizer \("
-    ):
+    with pytest.raises(CheckpointError, match=r"optimizer was .*\n.*resume anyway: --allow optimizer \("):
         train(LocalWorld(torch.device("cpu")), other, copied(tmp_path / "first", tmp_path / "refused", 4))
     ends = []
     for world_size in (1, 2):

@@ -89,7 +89,7 @@ class Attributes(Look):
         """Collective."""
         if self._before is None:
             if self._num_left < NUM_LOOKS:
-                require_equal_state(self._reducer.replicas[0], self._world, turn.step - 1)
+                require_equal_state(self._reducer.model, self._world, turn.step - 1)
             self._before, self._sums = self._look(), self._sums_of_step_state()
 
     def watch_no_more(self) -> None:
@@ -158,13 +158,13 @@ class Attributes(Look):
             raise TaskError(self._unsaved)
 
     def _look(self) -> Seen:
-        found = walk(self._reducer.replicas[0], self._others, into_datasets=False)
+        found = walk(self._reducer.model, self._others, into_datasets=False)
         return {held.name: (held, _digest(held.value)) for held in found}
 
     def _run_lane(self) -> object:
         """Run the forward and the loss of the first lane."""
         data = copied(self._lane.batch.data)  # which the forward may change
-        return self._lane.loss(self._lane.forward(self._reducer.replicas[0], data), data)
+        return self._lane.loss(self._lane.forward(self._reducer.model, data), data)
 
     def _gives_two_results(
         self, runs: Iterable[Callable[[], object]], names: Iterable[str], before: Seen
@@ -198,7 +198,7 @@ class Attributes(Look):
 
     def _result_of(self, run: Callable[[], object]) -> tuple[str, list[float]]:
         """Run something, and return what tells its result; put weights, buffers and random numbers back."""
-        model = self._reducer.replicas[0]
+        model = self._reducer.model
         weights, tensors = [part.detach().clone() for part in model.parameters()], list[Any]()
         with kept_random_state(), kept_buffers([model]):
             text = digest(run(), tensors=tensors)

@@ -43,7 +43,7 @@ class ChangedParameters(Look):
     """
 
     def __init__(self, reducer: Reducer, world: World, others: Mapping[str, nn.Parameter]) -> None:
-        model = reducer.replicas[0]
+        model = reducer.model
         self._reducer = reducer
         self._world = world
         own = dict(model.named_parameters())

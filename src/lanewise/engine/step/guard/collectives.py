@@ -51,7 +51,7 @@ class CollectiveDetector(Look):
         self._is_synchronised = (
             world.world_size > 1
             and self._is_counting
-            and any(isinstance(module, nn.SyncBatchNorm) for module in reducer.replicas[0].modules())
+            and any(isinstance(module, nn.SyncBatchNorm) for module in reducer.model.modules())
         )
         self._has_collectives = self._is_synchronised and equality == "close"
         self._remedy = _INSTEAD_OF_SYNC_BATCH_NORM if self._is_synchronised else _INSTEAD_OF_A_GATHER

@@ -60,7 +60,7 @@ class FirstStep(Look):
             self._unit or "its units",
             f"{totals.weight:,g}",
         )
-        named = self._reducer.replicas[0].named_parameters()
+        named = self._reducer.model.named_parameters()
         if unused := [name for name, parameter in named if parameter.requires_grad and name not in used]:
             logger.warning(
                 "no lane of the first step used these parameters, so that only weight decay moves them: %s",

@@ -20,7 +20,7 @@ class ForeignGradients(Look):
 
     def __init__(self, reducer: Reducer) -> None:
         self._names = [
-            name for name, parameter in reducer.replicas[0].named_parameters() if parameter.requires_grad
+            name for name, parameter in reducer.model.named_parameters() if parameter.requires_grad
         ]
         self._trained = [
             parameter for replica in reducer.replicas for parameter in trained_parameters(replica)
@@ -58,8 +58,7 @@ class TrainedParameters:
 
     def __init__(self, reducer: Reducer) -> None:
         self._all = [
-            (name, parameter, parameter.requires_grad)
-            for name, parameter in reducer.replicas[0].named_parameters()
+            (name, parameter, parameter.requires_grad) for name, parameter in reducer.model.named_parameters()
         ]
 
     def __call__(self, turn: LaneTurn) -> None:

@@ -38,14 +38,14 @@ class Lane:
 
 def build(model, task=None, *, is_collective=False):
     reducer = SimpleNamespace(
-        replicas=[model], parameters=list(model.parameters()), forward_is_collective=is_collective
+        model=model, parameters=list(model.parameters()), forward_is_collective=is_collective
     )
     return Attributes(reducer, LocalWorld(torch.device("cpu")), {} if task is None else {"task": task}, [])
 
 
 def run(attributes, factor, backward=lambda: None):
     """Run steps of two lanes until enough was seen."""
-    model = attributes._reducer.replicas[0]
+    model = attributes._reducer.model
     for step in range(9):
         for number in range(2):
             turn = LaneTurn(0, step, number, range(1), range(2), is_last=number == 1)
