@@ -16,7 +16,7 @@ from lanewise.errors import LaunchError
 from lanewise.launch.hello import Hello
 from lanewise.launch.host import COMMANDS, MARK, SECONDS_BETWEEN_BEATS
 from lanewise.processes.watch.failure import Failure
-from lanewise.processes.watch.told import as_type, read_told
+from lanewise.processes.watch.typed_json import as_type, read_typed
 
 _SECONDS_TO_CONNECT = 60.0
 _SECONDS_TO_ANSWER = 30.0
@@ -239,7 +239,7 @@ class RemoteHost:
         try:
             for line in lines:  # what a login shell prints may come first
                 if line.startswith(MARK.encode()):
-                    self._hello = read_told(line[len(MARK) :], Hello)
+                    self._hello = read_typed(line[len(MARK) :], Hello)
                     self._replies.put(("reply", None))
                     break
             for line in lines:
@@ -260,7 +260,7 @@ class RemoteHost:
         Raises:
             ValueError: it is no message that the host may send now.
         """
-        kind, *values = read_told(line, list[Any]) or [""]
+        kind, *values = read_typed(line, list[Any]) or [""]
         types = self._types().get(kind if isinstance(kind, str) else "", [Never])
         values = [as_type(value, hint) for value, hint in zip(values, types, strict=True)]
         self.num_heard += 1

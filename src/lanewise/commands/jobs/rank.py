@@ -16,7 +16,7 @@ from lanewise.errors import LanewiseError, PreemptedError, WorldError
 from lanewise.launch import JobFiles
 from lanewise.launch.scratch import folder_until_exit, keep_sockets_in, remove_all
 from lanewise.processes.die_with_parent import die_with_parent, name_process
-from lanewise.processes.watch.told import as_type
+from lanewise.processes.watch.typed_json import as_type
 from lanewise.processes.world.environment import Environment
 from lanewise.runs.record import RunEnd, end_begun
 

@@ -31,7 +31,7 @@ from lanewise.processes.watch.failure import Failure, described
 from lanewise.processes.watch.heartbeat import COMMUNICATION, DONE, START, Note
 from lanewise.processes.watch.process import ENDED, is_sibling, process_table, state_of
 from lanewise.processes.watch.store import StoreLostError, TimedStore
-from lanewise.processes.watch.told import read_told
+from lanewise.processes.watch.typed_json import read_typed
 
 T = TypeVar("T")
 
@@ -237,7 +237,7 @@ class Channel:
         for rank in range(self.world_size):
             if self.store.has(key := self._key(f"beat/{rank}")):
                 with suppress(ValueError):  # something else wrote it
-                    found[rank] = read_told(self.store.get(key), Beat)
+                    found[rank] = read_typed(self.store.get(key), Beat)
         return found
 
     def ask(self) -> bool:
@@ -262,7 +262,7 @@ class Channel:
         failure: Failure | None = None
         if self.store.has(key):
             with suppress(ValueError):  # something else wrote it
-                failure = read_told(self.store.get(key), Failure)
+                failure = read_typed(self.store.get(key), Failure)
         return failure
 
     def _key(self, name: str) -> str:

@@ -22,7 +22,7 @@ from lanewise.errors import (
 )
 from lanewise.processes.watch.heartbeat import Note, heartbeat
 from lanewise.processes.watch.store import StoreLostError
-from lanewise.processes.watch.told import as_type
+from lanewise.processes.watch.typed_json import as_type
 
 LAUNCHER_SHOWS_VARIABLE = "LANEWISE_LAUNCHER_SHOWS"
 """Environment variable which says that the launcher shows the first failure on the terminal."""

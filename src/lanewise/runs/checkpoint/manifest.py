@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from lanewise.errors import CheckpointError
 from lanewise.processes.watch.heartbeat import heartbeat
-from lanewise.processes.watch.told import as_type
+from lanewise.processes.watch.typed_json import as_type
 from lanewise.runs.file import open_regular, read_json, reading
 
 _PIECE_BYTES = 2**24

@@ -10,7 +10,7 @@ from lanewise.errors import ConfigError, LostRankError, StorageError, TaskError,
 from lanewise.processes.watch import failure as module
 from lanewise.processes.watch.failure import LOST_HOST, Failure, is_consequence, record_failure
 from lanewise.processes.watch.heartbeat import Heartbeat
-from lanewise.processes.watch.told import read_told
+from lanewise.processes.watch.typed_json import read_typed
 from tests.slow import slow
 
 
@@ -47,7 +47,7 @@ def test_an_error_of_ours_is_shown_without_a_traceback():
 
 def test_a_failure_comes_back_from_json_as_it_was():
     failure = Failure.of(raised(ValueError("boom \u2028 \x00")), rank=1)
-    assert read_told(failure.to_json().encode(), Failure) == failure
+    assert read_typed(failure.to_json().encode(), Failure) == failure
 
 
 OTHER = [
@@ -72,7 +72,7 @@ OTHER = [
 )
 def test_what_something_else_wrote_is_refused(written):
     with pytest.raises(ValueError, match=r"it is (no|nested)|codec|Expecting"):
-        read_told(written, Failure)
+        read_typed(written, Failure)
 
 
 def test_a_mistake_or_the_same_error_at_the_same_step_is_final():
@@ -102,7 +102,7 @@ def test_of_a_very_long_message_the_middle_is_left_out_wherever_it_travels(lengt
     assert failure.text.startswith("boom x")
     assert failure.text.endswith("x bang")
     assert "characters are left out here" in failure.shown
-    assert read_told(written, Failure) == failure
+    assert read_typed(written, Failure) == failure
 
 
 def caused_by(error: Exception, cause: Exception) -> Exception:

@@ -16,7 +16,7 @@ _BITS = 63
 """The most bits of a number: nothing that is told needs more, and other code fails with more."""
 
 
-def read_told(written: bytes, hint: Any) -> Any:
+def read_typed(written: bytes, hint: Any) -> Any:
     """Return what another process told, with the type of a hint.
 
     Raises:

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Never
 
 import pytest
 
-from lanewise.processes.watch.told import read_told
+from lanewise.processes.watch.typed_json import read_typed
 
 
 @dataclass(frozen=True)
-class Told:
+class Place:
     rank: Annotated[int, range(4)]
     places: Sequence[tuple[str, float | None]]
 
@@ -29,12 +29,12 @@ class Told:
         (b'"AGI="', bytes, b"\0b"),
         (b"[[1], []]", list[list[int]], [[1], []]),
         (b'["a", null]', tuple[str, int | None], ("a", None)),
-        (b'{"rank": 3, "places": [["a", 1.5]]}', Told, Told(3, [("a", 1.5)])),
+        (b'{"rank": 3, "places": [["a", 1.5]]}', Place, Place(3, [("a", 1.5)])),
         (b'[{"a": 1}]', list[Any], [{"a": 1}]),
     ],
 )
 def test_what_has_the_type_is_returned(written, hint, value):
-    assert read_told(written, hint) == value
+    assert read_typed(written, hint) == value
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_what_has_the_type_is_returned(written, hint, value):
         (b'"\\u00e4"', bytes),
         (b"[1, null]", list[int]),
         (b'["a"]', tuple[str, int]),
-        (b'{"rank": 4, "places": []}', Told),
-        (b'{"rank": true, "places": []}', Told),
-        (b'{"rank": 1}', Told),
-        (b'{"rank": 1, "places": [], "more": 1}', Told),
+        (b'{"rank": 4, "places": []}', Place),
+        (b'{"rank": true, "places": []}', Place),
+        (b'{"rank": 1}', Place),
+        (b'{"rank": 1, "places": [], "more": 1}', Place),
         (b"[" * 100_000, list[Any]),
     ],
 )
 def test_anything_else_is_refused(written, hint):
     with pytest.raises(ValueError):  # noqa: PT011 - the reader says what came
-        read_told(written, hint)
+        read_typed(written, hint)
