@@ -31,7 +31,7 @@ class Looking(TorchFunctionMode):
         super().__init__()
         is_half = any(parameter.element_size() < 4 for parameter in model.parameters())
         self._tolerance = _TOLERANCE_OF_HALF if is_half else _TOLERANCE
-        self.told: list[str] = []
+        self.reasons: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
@@ -39,10 +39,10 @@ class Looking(TorchFunctionMode):
         if func in (F.cross_entropy, F.nll_loss, F.mse_loss) and given.get("reduction") == "mean":
             weight, ignored = given.get("weight"), given.get("ignore_index", -100)
             if weight is not None and not (weight == weight.flatten()[0]).all():
-                self.told.append(f", as its {func.__name__} has a weight")
+                self.reasons.append(f", as its {func.__name__} has a weight")
             # The first two are conventions, which samples show, and the last is what is clamped to the end.
             elif ignored not in (-100, 255, *args[0].shape[1:2]):
-                self.told.append(f", as its {func.__name__} has ignore_index={ignored}")
+                self.reasons.append(f", as its {func.__name__} has ignore_index={ignored}")
         return func(*args, **given)
 
     def is_sum_of_parts(self, whole: float, parts: Sequence[float]) -> bool:

@@ -91,7 +91,7 @@ class LaneReader(Dataset[LaneBatch]):
     """That of the run that trains on it; None where it is read for something else."""
     missing: MissingName = "error"
     """What is done with samples that the dataset gives as None."""
-    told: list[int] = field(default_factory=list)
+    warned: list[int] = field(default_factory=list)
     """The one of them that the log has named; see `read_turns`."""
     fills_empty: bool = False
     """Whether a turn without samples gets the data of others, for a forward that does not count."""

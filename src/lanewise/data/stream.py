@@ -162,7 +162,7 @@ class StreamReader(Dataset[LaneBatch]):
     """The dataset's name if it is evaluated; part of the random state."""
     missing: MissingName = "error"
     """What is done with samples that the stream yields as None."""
-    told: list[int] = field(default_factory=list)
+    warned: list[int] = field(default_factory=list)
     number: tuple[int, int] = (0, 0)
     """The dataset's number in a loop, and how often it was begun before; part of the random state."""
     start: LaneStart | None = field(default=None, init=False)

@@ -127,9 +127,9 @@ class _OrNothing(Dataset[LaneBatch | None]):
 
 def _naming_missing(batches: Iterator[LaneBatch], reader: LaneReader | StreamReader) -> Iterator[LaneBatch]:
     for batch in batches:
-        if batch.missing and not reader.told:
+        if batch.missing and not reader.warned:
             number = batch.indices[batch.missing[0]]
-            reader.told.append(number)
+            reader.warned.append(number)
             what = name_sample(number, reader.eval_dataset)
             logger.warning("left out: %s is None (data.missing is skip). No more are named.", what)
         yield batch

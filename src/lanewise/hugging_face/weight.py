@@ -50,13 +50,13 @@ def find_weight(parts: TrainerParts, num_samples: int, device: torch.device) -> 
                         f"{_WHAT} is {value:g} for num_items_in_batch=1 and {divided:g} for {_MANY}: it must "
                         f"be a sum that is divided by it, or a mean that ignores it. {_REMEDY}"
                     )
-            fitting = [] if looking.told else list(batch.fitting(looking.is_sum_of_parts))
+            fitting = [] if looking.reasons else list(batch.fitting(looking.is_sum_of_parts))
             kinds = [kind for kind in kinds if kind in fitting] if kinds else fitting
             if not kinds:
                 raise TaskError(
                     f"{_WHAT} of {len(samples)} samples is not what they add up to one by one, weighted by "
                     "their targets: they influence each other, or have weights of their own"
-                    f"{''.join(looking.told[:1])}. {_REMEDY}"
+                    f"{''.join(looking.reasons[:1])}. {_REMEDY}"
                 )
     if not kinds:
         raise TaskError(

@@ -263,10 +263,10 @@ def _look(parts: ModuleParts, num_samples: int) -> None:
                 raise TaskError(f"training_step draws random numbers in evaluation mode. {_REMEDY}")
             has_shown = True
             single = [loss(rows(data, size, row), 1) or 0.0 for row in range(size)]
-            if looking.told or not looking.is_sum_of_parts(whole, single):
+            if looking.reasons or not looking.is_sum_of_parts(whole, single):
                 raise TaskError(
                     f"the loss of training_step is {whole / size:g} for {size} samples and on average "
-                    f"{sum(single) / size:g} for one of them{''.join(looking.told[:1])}: it is no mean "
+                    f"{sum(single) / size:g} for one of them{''.join(looking.reasons[:1])}: it is no mean "
                     f"over samples. {_REMEDY}"
                 )
         if not has_shown:

@@ -86,4 +86,4 @@ def test_what_a_loss_is_told_is_noted_where_its_mean_is_none_over_all_targets(sa
     """Of samples of one class a mean by class weights has the value of a plain one."""
     with Looking(nn.Linear(1, 1)) as looking:
         SAID[said]()
-    assert [text.removeprefix(", as ") for text in looking.told] == [said] * bool(said)
+    assert [text.removeprefix(", as ") for text in looking.reasons] == [said] * bool(said)
