@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         "the dataset of this copy of the task is made once, outside of what is measured",
         {"task.eval_datasets", "task.train_dataset"},
     ),
-    "commands/bench/side.py": (RESULT, {"row.failure", "row.firsts"}),
+    "commands/bench/warm_mode.py": (RESULT, {"row.failure", "row.firsts"}),
     "commands/doctor/doctor.py": (
         "the launcher of a config gets the project of the command line",
         {"launcher.project"},

@@ -1,10 +1,10 @@
-"""What the processes of `lanewise bench` do: the first steps of the run, and then stints without end."""
+"""What the processes of `lanewise bench` do: the first steps of the run, and then turns without end."""
 
 from dataclasses import replace
 
 import pytest
 
-from lanewise.commands.bench.job import NUM_FIRST_STEPS, BenchJob, First, Stint, digest_of
+from lanewise.commands.bench.job import NUM_FIRST_STEPS, BenchJob, BenchTurn, First, digest_of
 from lanewise.config import DataConfig, RunConfig, SchedulerConfig
 from lanewise.engine.engine import build_engine
 from lanewise.processes.device.determinism import set_determinism
@@ -15,11 +15,11 @@ from tests.distributed.tasks import Smooth, configure
 from tests.slow import slow
 
 
-def measure(world: World, config: RunConfig) -> tuple[list[First], list[list[Stint]]]:
+def measure(world: World, config: RunConfig) -> tuple[list[First], list[list[BenchTurn]]]:
     set_determinism("exact", threads=1)
     found = BenchJob(config, seconds=0.0).run(world)
     assert found is not None
-    rounds = [[Stint(**stint) for stint in stints] for stints in found["rounds"]]
+    rounds = [[BenchTurn(**turn) for turn in turns] for turns in found["rounds"]]
     return [First(**first) for first in found["firsts"]], rounds
 
 
@@ -43,34 +43,34 @@ def test_the_model_is_that_of_a_run_after_the_first_steps(num_processes):
     ("name", "init_args"),
     [("OneCycleLR", {"max_lr": 0.1, "total_steps": "auto"}), *slow(("ReduceLROnPlateau", {}))],
 )
-def test_stints_go_on_after_the_last_step_of_the_run(name, init_args):
+def test_turns_go_on_after_the_last_step_of_the_run(name, init_args):
     """OneCycleLR raises an error in the step after its last one; ReduceLROnPlateau follows an evaluation."""
     scheduler = SchedulerConfig(class_path=f"torch.optim.lr_scheduler.{name}", init_args=init_args)
     config = replace(configure(Smooth, num_lanes=4, steps=20), scheduler=scheduler)
     ((firsts, rounds),) = run_distributed(measure, 1, config)
     assert len(rounds) >= 5
-    assert sum(stint.num_steps for stints in rounds for stint in stints) > 20
+    assert sum(turn.num_steps for turns in rounds for turn in turns) > 20
     assert firsts[0].peak_bytes[0] > 0
 
 
 @pytest.mark.parametrize("stream", [*slow(Lanes), Plain])
-def test_stints_on_a_stream_go_on_after_its_last_epoch_and_count_its_samples(stream):
+def test_turns_on_a_stream_go_on_after_its_last_epoch_and_count_its_samples(stream):
     config = configure(Learns, num_lanes=4, stream=stream.__name__)
     config = replace(config, train=replace(config.train, max_steps=None, epochs=1))
     for firsts, rounds in run_distributed(measure, 2, config):
         assert len({first.model for first in firsts}) == 1
         assert len(rounds) >= 5
-        for stint in rounds[-1]:
-            assert stint.num_steps <= stint.num_samples == stint.num_units <= 8 * stint.num_steps
+        for turn in rounds[-1]:
+            assert turn.num_steps <= turn.num_samples == turn.num_units <= 8 * turn.num_steps
 
 
-def test_a_stint_counts_what_was_trained_and_splits_its_time():
+def test_a_turn_counts_what_was_trained_and_splits_its_time():
     config = configure(Smooth, num_lanes=4, micro_batch_size=2)
     for _, rounds in run_distributed(measure, 2, config):
-        for stint in rounds[-1]:
-            assert 0 < stint.num_samples <= 8 * stint.num_steps
-            assert stint.num_units > 0
-            assert 0 < sum(stint.phases.values()) <= stint.seconds * 1.01
+        for turn in rounds[-1]:
+            assert 0 < turn.num_samples <= 8 * turn.num_steps
+            assert turn.num_units > 0
+            assert 0 < sum(turn.phases.values()) <= turn.seconds * 1.01
 
 
 def test_ranks_with_unequal_lanes_take_as_many_steps_as_each_other():

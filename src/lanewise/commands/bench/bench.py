@@ -11,9 +11,9 @@ from lanewise.commands.bench.hosts import measure_on_hosts, modes_on_hosts, trai
 from lanewise.commands.bench.job import BenchJob
 from lanewise.commands.bench.modes import GRADES, Configure, Mode, modes_here, overrides_of, shares_of
 from lanewise.commands.bench.row import BenchRow
-from lanewise.commands.bench.side import Show, Side, start, take_rounds
 from lanewise.commands.bench.training import Trained, TrainingJob
 from lanewise.commands.bench.tune import tune
+from lanewise.commands.bench.warm_mode import Show, WarmMode, start, take_rounds
 from lanewise.commands.jobs.start import check_here, launch_unseen
 from lanewise.commands.plan.plan import plan
 from lanewise.commands.plan.result import Plan
@@ -135,7 +135,7 @@ def _measure_here(rows: Mapping[Mode, BenchRow], configure: Configure, end: floa
     waiting, begin = list(rows.values()), time.monotonic()
     while waiting:
         with ExitStack() as stack:
-            sides: dict[BenchRow, Side] = {}
+            sides: dict[BenchRow, WarmMode] = {}
             while waiting and _have_room(sides.values()):
                 row = waiting.pop(0)
                 show(f"starting {row.mode}")
@@ -172,7 +172,7 @@ def jobs_of(mode: Mode, configure: Configure) -> list[BenchJob]:
     return [BenchJob(share) for share in shares_of(alone, mode.num_devices)]
 
 
-def _have_room(sides: Iterable[Side]) -> bool:
+def _have_room(sides: Iterable[WarmMode]) -> bool:
     """Tell whether another side fits beside these, by the memory that they took."""
     taken, left = [0], []
     for side in sides:

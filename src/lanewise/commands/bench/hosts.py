@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lanewise.commands.bench.job import BenchJob, First, Stint
+from lanewise.commands.bench.job import BenchJob, BenchTurn, First
 from lanewise.commands.bench.modes import GRADES, Configure, Mode, overrides_of
 from lanewise.commands.bench.row import BenchRow
-from lanewise.commands.bench.side import Show
 from lanewise.commands.bench.training import Trained, TrainingJob
+from lanewise.commands.bench.warm_mode import Show
 from lanewise.commands.jobs.job import Job
 from lanewise.commands.jobs.launchers import is_submitted, job_there, launcher_of, places_of
 from lanewise.commands.jobs.start import check_for_hosts, launch
@@ -53,7 +53,7 @@ def measure_on_hosts(rows: Mapping[Mode, BenchRow], configure: Configure, end: f
             row.failure = text_of(error)
             continue
         row.firsts = [First(**first) for first in found["firsts"]]
-        row.rounds = [[Stint(**stint) for stint in stints] for stints in found["rounds"]]
+        row.rounds = [[BenchTurn(**turn) for turn in turns] for turns in found["rounds"]]
 
 
 def train_there(mode: Mode, configure: Configure, num_steps: int) -> Trained:

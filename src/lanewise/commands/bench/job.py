@@ -39,9 +39,9 @@ _MEMORY_STEPS, _MEMORY_SECONDS = 16, 1.0
 LEAST_ROUNDS = 5
 """Fewer rounds tell nothing of how much they differ."""
 LEAST_STEPS, _MOST_STEPS = 2, 500
-"""The bounds on the number of steps in a stint."""
-_STINT_SECONDS = 0.4
-"""How long a stint should take."""
+"""The bounds on the number of steps in a turn."""
+_TURN_SECONDS = 0.4
+"""How long a turn should take."""
 _SECONDS_BETWEEN_BEATS = 5.0
 _ENDLESS = 2**40
 
@@ -64,8 +64,8 @@ class First:
 
 
 @dataclass(frozen=True)
-class Stint:
-    """What a process measured in one stint, the steps that it takes in one round."""
+class BenchTurn:
+    """What a process measured in one turn, the steps that it takes in one round."""
 
     num_steps: int
     seconds: float
@@ -77,10 +77,10 @@ class Stint:
     """Seconds of each phase, in all steps."""
 
 
-def steps_of_stint(stints: Sequence[Stint]) -> int:
-    """Return how many steps the next stint should have, by the last one of every process."""
-    seconds_per_step = max(stint.seconds / stint.num_steps for stint in stints)
-    return max(LEAST_STEPS, min(_MOST_STEPS, round(_STINT_SECONDS / seconds_per_step)))
+def steps_of_turn(turns: Sequence[BenchTurn]) -> int:
+    """Return how many steps the next turn should have, by the last one of every process."""
+    seconds_per_step = max(turn.seconds / turn.num_steps for turn in turns)
+    return max(LEAST_STEPS, min(_MOST_STEPS, round(_TURN_SECONDS / seconds_per_step)))
 
 
 @final
@@ -89,33 +89,33 @@ class BenchJob(Job):
     """Trains in turns; nothing is saved, shown or evaluated.
 
     Every process connects to the address, and takes as many steps as it is told to. Without an address the
-    world trains its stints one after the other, and its result is a `First` of each process, and the `Stint`
-    of each in every round, as trees.
+    world trains its turns one after the other, and its result is the `First` of each process, and its
+    `BenchTurn` in every round, as trees.
     """
 
     address: Path | None = field(default=None, kw_only=True)
     """A socket of this machine; None where the processes are on others."""
     seconds: float = field(default=0.0, kw_only=True)
-    """How long a world without an address trains stints."""
+    """How long a world without an address trains turns."""
 
     def run(self, world: World) -> dict[str, Any] | None:
         logging.getLogger().setLevel(logging.ERROR)
         measured = _MeasuredRun(self, world)
         if self.address is None:
-            return self._take_stints(world, measured)
+            return self._take_turns(world, measured)
         with connect(self.address) as connection:
             send(connection, asdict(measured.first))
             while (num_steps := _receive(connection)) is not None:
-                send(connection, asdict(measured.take_stint(num_steps)))
+                send(connection, asdict(measured.take_turn(num_steps)))
         return None
 
-    def _take_stints(self, world: World, measured: "_MeasuredRun") -> dict[str, Any]:
-        """Train stints until the time is over; the first one only tells how long the others shall be."""
+    def _take_turns(self, world: World, measured: "_MeasuredRun") -> dict[str, Any]:
+        """Train turns until the time is over; the first one only tells how long the others shall be."""
         firsts = world.all_gather_tree(asdict(measured.first))
         end, num_steps, rounds, goes_on = time.monotonic() + self.seconds, LEAST_STEPS, [], True
         while goes_on:
-            rounds.append(world.all_gather_tree(asdict(measured.take_stint(num_steps))))
-            num_steps = steps_of_stint([Stint(**stint) for stint in rounds[-1]])
+            rounds.append(world.all_gather_tree(asdict(measured.take_turn(num_steps))))
+            num_steps = steps_of_turn([BenchTurn(**turn) for turn in rounds[-1]])
             goes_on = len(rounds) <= LEAST_ROUNDS or time.monotonic() < end
             goes_on = world.broadcast_tree(goes_on)
         return {"firsts": firsts, "rounds": rounds[1:]}
@@ -173,10 +173,10 @@ class _MeasuredRun:
             block_classes=_block_classes(run.training.model),
         )
 
-    def take_stint(self, num_steps: int) -> Stint:
+    def take_turn(self, num_steps: int) -> BenchTurn:
         """Take steps. Collective: every rank must call this.
 
-        One step is taken before time is measured: other worlds have used the caches since the last stint, and
+        One step is taken before time is measured: other worlds have used the caches since the last turn, and
         loader processes have read ahead.
         """
         measured = self._run.phases
@@ -195,7 +195,7 @@ class _MeasuredRun:
             phases.update(read().phases)  # waits for the device
         seconds = time.perf_counter() - begin
         num_samples = end_of(report.step).num_samples - num_before
-        return Stint(num_steps, seconds, num_samples, num_units, dict(phases))
+        return BenchTurn(num_steps, seconds, num_samples, num_units, dict(phases))
 
     @property
     def _num_read_ahead(self) -> int:

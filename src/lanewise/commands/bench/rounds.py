@@ -29,13 +29,13 @@ class MiddleHalf(NamedTuple):
 
 
 def take_turns(sides: Mapping[K, Callable[[], T]]) -> Iterator[dict[K, T]]:
-    """Yield rounds without end, in each of which every side trains one stint: A B C A B C.
+    """Yield rounds without end, in each of which every side trains one turn: A B C A B C.
 
     Args:
-        sides: lets each one train a stint, and returns what came of it.
+        sides: lets each one train a turn, and returns what came of it.
     """
     while True:
-        yield {name: take_stint() for name, take_stint in sides.items()}
+        yield {name: take_turn() for name, take_turn in sides.items()}
 
 
 def rate(per_second: float) -> str:

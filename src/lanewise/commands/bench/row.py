@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from lanewise.commands.bench.job import LEAST_ROUNDS, First, Stint
+from lanewise.commands.bench.job import LEAST_ROUNDS, BenchTurn, First
 from lanewise.commands.bench.modes import Mode
 from lanewise.commands.bench.rounds import MiddleHalf
 from lanewise.commands.bench.training import Trained
@@ -33,8 +33,8 @@ class BenchRow:
     """The precision of the run."""
     firsts: Sequence[First] = ()
     """What each process found in its first steps."""
-    rounds: list[Sequence[Stint]] = field(default_factory=list)
-    """The stints of all processes, for each round."""
+    rounds: list[Sequence[BenchTurn]] = field(default_factory=list)
+    """The turns of all processes, for each round."""
     trained: Trained | None = None
     """What came of some steps and an evaluation; None where they were not asked for, or failed."""
     training_failure: str = ""
@@ -42,26 +42,26 @@ class BenchRow:
     failure: str = ""
     """Why it could not be measured, or not to the end."""
 
-    def _per_second(self, amount: Callable[[Stint], float]) -> MiddleHalf | None:
+    def _per_second(self, amount: Callable[[BenchTurn], float]) -> MiddleHalf | None:
         """Return how much a round did in a second; all processes of a world count the same amount."""
         rates = []
-        for stints in self.rounds:
-            total = sum(map(amount, stints if self.mode.is_ceiling else stints[:1]))
-            rates.append(total / max(stint.seconds for stint in stints))
+        for turns in self.rounds:
+            total = sum(map(amount, turns if self.mode.is_ceiling else turns[:1]))
+            rates.append(total / max(turn.seconds for turn in turns))
         return MiddleHalf.of(rates) if rates else None
 
     @property
     def samples_per_second(self) -> MiddleHalf | None:
         """The speed of all devices together; None where nothing was measured."""
-        return self._per_second(lambda stint: stint.num_samples)
+        return self._per_second(lambda turn: turn.num_samples)
 
     @property
     def units_per_second(self) -> MiddleHalf | None:
         """The speed in what the losses count; None where that are samples, or nothing was measured."""
-        stints = [stint for stints in self.rounds for stint in stints]
-        if all(stint.num_units == stint.num_samples for stint in stints):
+        turns = [turn for turns in self.rounds for turn in turns]
+        if all(turn.num_units == turn.num_samples for turn in turns):
             return None
-        return self._per_second(lambda stint: stint.num_units)
+        return self._per_second(lambda turn: turn.num_units)
 
     def is_faster_than(self, other: "BenchRow") -> bool:
         """Tell whether it is faster beyond the spread: the middle halves of their rounds do not overlap."""
@@ -111,8 +111,8 @@ class BenchRow:
 
     def phases_of(self, process: int) -> dict[str, float]:
         """Return the seconds of each phase in a step of one process: the median of the rounds."""
-        stints = [stints[process] for stints in self.rounds]
-        return {name: median(stint.phases[name] / stint.num_steps for stint in stints) for name in PHASES}
+        turns = [turns[process] for turns in self.rounds]
+        return {name: median(turn.phases[name] / turn.num_steps for turn in turns) for name in PHASES}
 
     @property
     def shares(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lanewise.commands.bench.job import BenchJob
 from lanewise.commands.bench.row import BenchRow
-from lanewise.commands.bench.side import Show, start, take_rounds
+from lanewise.commands.bench.warm_mode import Show, start, take_rounds
 from lanewise.config import RunConfig
 from lanewise.config.load import Override
 from lanewise.config.strict_yaml import read_yaml, write_yaml

@@ -10,7 +10,7 @@ from lanewise.commands.bench.modes import Mode
 from lanewise.commands.bench.row import BenchRow
 from lanewise.errors import ConfigError
 from tests.distributed.tasks import Smooth, configure
-from tests.unit.commands.bench.measured import first, stint
+from tests.unit.commands.bench.measured import first, turn
 
 MODES = [Mode("ddp", count, "close") for count in (2, 3, 4, 5)]
 GIB = 2**30
@@ -41,9 +41,9 @@ class FakeSide:
     number: int
     firsts: list
 
-    def take_stint(self):
+    def take_turn(self):
         self.machine.events.append(f"turn {self.number}")
-        return [stint(1.0)]
+        return [turn(1.0)]
 
     def dismiss(self):
         self.machine.events.append(f"dismiss {self.number}")

@@ -38,9 +38,9 @@ def test_the_widest_rows_fit_into_80_columns():
             one = row(Mode(reducer, num_devices, equality), [1e-5, 1.2e-5, 3e-5, 4e-5, 5e-5])
             one.planned_bytes, one.flops_per_sample = 81_559_000_000, 1e9
             one.firsts = [first(device="NVIDIA H200")]
-            for stints in one.rounds:
-                for stint in stints:
-                    object.__setattr__(stint, "num_units", 6400.0)
+            for turns in one.rounds:
+                for turn in turns:
+                    object.__setattr__(turn, "num_units", 6400.0)
             rows.append(one)
     text = drawn(report(*rows))
     assert max(map(len, text.splitlines())) <= 80

@@ -1,4 +1,4 @@
-"""What a row says of the stints of its processes."""
+"""What a row says of the turns of its processes."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from lanewise.commands.bench.modes import Mode
 from lanewise.commands.bench.row import BenchRow
-from tests.unit.commands.bench.measured import first, row, stint
+from tests.unit.commands.bench.measured import first, row, turn
 
 ALONE = Mode("single", 1, "close")
 DDP = Mode("ddp", 2, "close")
@@ -16,13 +16,13 @@ WAITING = (
 
 
 def test_the_slowest_process_of_a_round_decides():
-    measured = BenchRow(DDP, firsts=[first(0), first(1)], rounds=[[stint(1.0), stint(2.0)]] * 3)
+    measured = BenchRow(DDP, firsts=[first(0), first(1)], rounds=[[turn(1.0), turn(2.0)]] * 3)
     assert measured.samples_per_second == (50, 50, 50)
 
 
 def test_processes_that_never_talk_add_up():
     measured = BenchRow(
-        Mode("single", 2, "close"), firsts=[first(), first()], rounds=[[stint(1), stint(2)]] * 3
+        Mode("single", 2, "close"), firsts=[first(), first()], rounds=[[turn(1), turn(2)]] * 3
     )
     assert measured.samples_per_second == (100, 100, 100)
     assert measured.model == ""
@@ -30,7 +30,7 @@ def test_processes_that_never_talk_add_up():
 
 def test_units_are_shown_where_they_are_not_the_samples():
     assert row(ALONE, [1.0] * 5).units_per_second is None
-    tokens = BenchRow(ALONE, firsts=[first()], rounds=[[stint(2.0, 100, 6400.0)]])
+    tokens = BenchRow(ALONE, firsts=[first()], rounds=[[turn(2.0, 100, 6400.0)]])
     assert tokens.units_per_second == (3200, 3200, 3200)
 
 

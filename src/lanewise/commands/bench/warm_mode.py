@@ -1,4 +1,4 @@
-"""A mode with its processes, which are kept warm between its stints, and the rounds of several modes."""
+"""A mode with its processes, which are kept warm between its turns, and the rounds of several modes."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any, final
 
 from lanewise.commands.bench.connection import accept, connect, listen, receive, send
-from lanewise.commands.bench.job import LEAST_ROUNDS, LEAST_STEPS, BenchJob, First, Stint, steps_of_stint
+from lanewise.commands.bench.job import LEAST_ROUNDS, LEAST_STEPS, BenchJob, BenchTurn, First, steps_of_turn
 from lanewise.commands.bench.rounds import take_turns
 from lanewise.commands.bench.row import BenchRow
 from lanewise.commands.jobs.start import check_here, launch_unseen
@@ -24,8 +24,8 @@ _SECONDS_TO_END = 10.0
 
 
 @final
-class Side:
-    """One or several worlds of this machine that train their stints at the same time.
+class WarmMode:
+    """One or several worlds of this machine that train their turns at the same time.
 
     The constructor starts them, and returns when all have taken the first steps of the run.
 
@@ -50,20 +50,20 @@ class Side:
                 key=lambda first: first.rank,
             )
             self.num_steps = LEAST_STEPS
-            self.num_steps = steps_of_stint(self.take_stint())
+            self.num_steps = steps_of_turn(self.take_turn())
         except BaseException:
             self.close()
             raise
 
-    def take_stint(self) -> list[Stint]:
-        """Let the processes take as many steps as make a stint; return the stint of each.
+    def take_turn(self) -> list[BenchTurn]:
+        """Let the processes take as many steps as make a turn; return the turn of each.
 
         Raises:
             LanewiseError: what the first failing process said.
         """
         for world in self._worlds:
             world.send(self.num_steps)
-        return [Stint(**stint) for world in self._worlds for stint in world.receive()]
+        return [BenchTurn(**turn) for world in self._worlds for turn in world.receive()]
 
     def dismiss(self) -> None:
         """Tell the processes to end, without waiting for them."""
@@ -110,7 +110,7 @@ class _World:
         return self.receive()
 
     def send(self, num_steps: int) -> None:
-        """Tell every process to train a stint."""
+        """Tell every process to train a turn."""
         with suppress(OSError):  # `receive` says why
             for connection in self._connections:
                 send(connection, num_steps)
@@ -137,7 +137,7 @@ class _World:
             self._thread.join()
 
 
-def start(row: BenchRow, jobs: Callable[[], Sequence[BenchJob]]) -> Side | None:
+def start(row: BenchRow, jobs: Callable[[], Sequence[BenchJob]]) -> WarmMode | None:
     """Start the processes of a row; None where they fail, which the row notes.
 
     Args:
@@ -145,7 +145,7 @@ def start(row: BenchRow, jobs: Callable[[], Sequence[BenchJob]]) -> Side | None:
         jobs: returns the job of each of their worlds.
     """
     try:
-        side = Side(jobs())
+        side = WarmMode(jobs())
     except LanewiseError as error:
         row.failure = text_of(error)
         return None
@@ -153,16 +153,16 @@ def start(row: BenchRow, jobs: Callable[[], Sequence[BenchJob]]) -> Side | None:
     return side
 
 
-def take_rounds(sides: Mapping[BenchRow, Side], end: float, show: Show) -> None:
+def take_rounds(sides: Mapping[BenchRow, WarmMode], end: float, show: Show) -> None:
     """Let the sides take turns until all rows are steady, or the time is over.
 
     Args:
-        sides: by their rows, which note the stints, or why a side failed.
+        sides: by their rows, which note the turns, or why a side failed.
         end: of the time, by `time.monotonic`; there are always enough rounds to tell how much they differ.
         show: see `Show`.
     """
-    stints = {row: partial(_take_stint, row, side) for row, side in sides.items()}
-    for number, _ in enumerate(take_turns(stints), start=1):
+    turns = {row: partial(_take_turn, row, side) for row, side in sides.items()}
+    for number, _ in enumerate(take_turns(turns), start=1):
         rows = [row for row in sides if not row.failure]
         num_noisy = sum(not row.is_steady for row in rows)
         show(f"round {number}: {num_noisy} of {len(rows)} rows are noisy")
@@ -170,10 +170,10 @@ def take_rounds(sides: Mapping[BenchRow, Side], end: float, show: Show) -> None:
             return
 
 
-def _take_stint(row: BenchRow, side: Side) -> None:
+def _take_turn(row: BenchRow, side: WarmMode) -> None:
     if row.failure:
         return
     try:
-        row.rounds.append(side.take_stint())
+        row.rounds.append(side.take_turn())
     except LanewiseError as error:
         row.failure = text_of(error)
