@@ -18,11 +18,11 @@ from typing import NamedTuple, final
 
 from lanewise.commands.plan.memory import (
     HeldMoment,
+    Mark,
     Measured,
     Memory,
     Setting,
     Stretch,
-    TapeMark,
     updated_parts,
 )
 from lanewise.commands.plan.model import ROOT
@@ -65,7 +65,7 @@ def pending_counts(lanes: range, num_lanes: int) -> list[int]:
 def moments_of_fsdp(measured: Measured, setting: Setting) -> Iterator[HeldMoment]:
     """Yield the moments of one process of several that share the model."""
     lane = _Lane(measured, setting)
-    for stretch in measured.tape.stretches:
+    for stretch in measured.memory.stretches:
         yield from lane.play(stretch)
 
 
@@ -88,8 +88,8 @@ class _Lane:
             self.part[weight.group] += part * weight.is_trained
         self.num_missing = Counter(
             weights[stretch.number].group
-            for stretch in measured.tape.stretches
-            if stretch.mark is TapeMark.GRADIENT
+            for stretch in measured.memory.stretches
+            if stretch.mark is Mark.GRADIENT
         )
         """Gradients that are not complete, by group."""
         has_earlier_lanes, size = setting.num_lanes_each > 1, self.part.total()
@@ -117,22 +117,22 @@ class _Lane:
         """Do what a mark asks for, and yield what is in use then and until the next mark."""
         number, live = stretch.number, stretch.live_bytes
         match stretch.mark:
-            case TapeMark.FORWARD | TapeMark.BLOCK_FORWARD:
+            case Mark.FORWARD | Mark.BLOCK_FORWARD:
                 yield from self._gather(number, live, in_forward=True)
-            case TapeMark.BLOCK_END:
+            case Mark.BLOCK_END:
                 self.whole.discard(number)
                 self.order.append(number)
-            case TapeMark.BACKWARD:
+            case Mark.BACKWARD:
                 self._prefetch(len(self.order))
-            case TapeMark.BLOCK_BACKWARD:
+            case Mark.BLOCK_BACKWARD:
                 yield from self._gather(number, live, in_forward=False)
-            case TapeMark.GRADIENT:
+            case Mark.GRADIENT:
                 weight = self.weights[number]
                 self.unsent[weight.group] += weight.num_bytes
                 self.num_missing[weight.group] -= 1
                 if not self.num_missing[weight.group] and weight.group != ROOT:
                     yield from self._send(weight.group, live)
-            case TapeMark.END:
+            case Mark.END:
                 yield from self._send(ROOT, live)
         yield self._moment(stretch.peak_bytes)
 
@@ -183,7 +183,7 @@ def peak_memory(measured: Measured, setting: Setting) -> Memory:
         average=parameters + measured.buffer_bytes if measured.has_average and not is_on_host else 0,
         buffers=measured.buffer_bytes * (num_replicas + 1) + measured.changed_buffer_bytes * num_kept,
         # The first steps keep a copy of a batch, with which they run its lane again.
-        kept_batch=0 if setting.kind.shards_weights else measured.tape.batch_bytes,
+        kept_batch=0 if setting.kind.shards_weights else measured.memory.batch_bytes,
     )
     moments = list(_moments_of(setting.kind)(measured, setting))
     if not is_on_host:
@@ -202,14 +202,14 @@ def _moments_of(kind: ReducerKind) -> Callable[[Measured, Setting], Iterator[Hel
 
 def _moments_of_single(measured: Measured, setting: Setting) -> Iterator[HeldMoment]:
     """Yield the moments of one process that carries all lanes."""
-    tape, size = measured.tape, measured.gradient_bytes
-    first = tape.peak(measured.complete_bytes)
+    memory, size = measured.memory, measured.gradient_bytes
+    first = memory.peak(measured.complete_bytes)
     pending = 0
     if measured.equality == "exact":
         sums = pending_sums(setting.num_lanes, 1)
         pending = max(sums.before_last, sums.at_last) * size
     elif setting.num_lanes > 1:
-        yield HeldMoment(size, tape.peak().lane_bytes)
+        yield HeldMoment(size, memory.peak().lane_bytes)
     yield HeldMoment(pending + first.added_bytes, first.lane_bytes)
 
 
@@ -219,24 +219,24 @@ def _moments_of_ddp(measured: Measured, setting: Setting) -> Iterator[HeldMoment
     DDP keeps its buckets, of the size of the gradient, throughout. Beside them are the gradients of the lanes
     before the last one, which move into the buckets during the last backward.
     """
-    tape, size, complete = measured.tape, measured.gradient_bytes, measured.complete_bytes
-    first, num_lanes = tape.peak(complete), setting.num_lanes_each
-    last = tape.peak(size - num_bytes for num_bytes in complete)
+    memory, size, complete = measured.memory, measured.gradient_bytes, measured.complete_bytes
+    first, num_lanes = memory.peak(complete), setting.num_lanes_each
+    last = memory.peak(size - num_bytes for num_bytes in complete)
     # In the first step DDP is entered after the backward, and the optimizer has no state yet.
     yield HeldMoment(size + first.added_bytes, first.lane_bytes, has_state=False)
     if measured.equality == "exact":
         sums = pending_sums(setting.num_lanes, setting.num_devices)
         if num_lanes > 1:
             yield HeldMoment((1 + sums.before_last) * size + first.added_bytes, first.lane_bytes)
-        last = last if sums.at_last else tape.peak()
+        last = last if sums.at_last else memory.peak()
         yield HeldMoment(max(1, sums.at_last) * size + last.added_bytes, last.lane_bytes)
         yield HeldMoment((1 + sums.at_last) * size + first.added_bytes, first.lane_bytes, has_state=False)
     elif num_lanes == 1:
-        yield HeldMoment(size, tape.peak().lane_bytes)
+        yield HeldMoment(size, memory.peak().lane_bytes)
     else:
         for peak in (first, last):
             yield HeldMoment(size + peak.added_bytes, peak.lane_bytes)
-        yield HeldMoment(2 * size, tape.peak().lane_bytes, has_state=num_lanes > 2)
+        yield HeldMoment(2 * size, memory.peak().lane_bytes, has_state=num_lanes > 2)
 
 
 def _moments_of_replicas(measured: Measured, setting: Setting) -> Iterator[HeldMoment]:
@@ -244,9 +244,9 @@ def _moments_of_replicas(measured: Measured, setting: Setting) -> Iterator[HeldM
 
     Where each device has a memory of its own, they are those of the first device.
     """
-    tape, size = measured.tape, measured.gradient_bytes
+    memory, size = measured.memory, measured.gradient_bytes
     num_others = min(setting.num_devices, setting.num_lanes) - 1
-    first, again = tape.peak(measured.complete_bytes), tape.peak()
+    first, again = memory.peak(measured.complete_bytes), memory.peak()
     adds_lanes = measured.equality == "close" and setting.num_lanes_each > 1
     pending = 0
     if measured.equality == "exact":
@@ -258,7 +258,7 @@ def _moments_of_replicas(measured: Measured, setting: Setting) -> Iterator[HeldM
         num_held = num_lanes if measured.shares_memory else num_lanes.bit_length()
         yield HeldMoment(pending + num_held * size)
     if measured.shares_memory:
-        waiting, accumulated = num_others * tape.saved_bytes, num_others * size
+        waiting, accumulated = num_others * memory.saved_bytes, num_others * size
         # The backward goes through the graph of the last lane first.
         for earlier, saved in ((0, waiting), (accumulated, 0)):
             yield HeldMoment(pending + earlier + first.added_bytes, saved + first.lane_bytes)
@@ -267,7 +267,7 @@ def _moments_of_replicas(measured: Measured, setting: Setting) -> Iterator[HeldM
         yield HeldMoment(accumulated + size + pending)
     else:
         num_gathered = num_others if setting.kind.gathers_outputs else 0
-        gathered = num_gathered * (tape.output_bytes + tape.loss_bytes)
+        gathered = num_gathered * (memory.output_bytes + memory.loss_bytes)
         peak, gradients = (again, size) if adds_lanes else (first, pending + first.added_bytes)
         yield HeldMoment(gradients, gathered + peak.lane_bytes)
 
@@ -286,10 +286,10 @@ def sent_bytes(measured: Measured, setting: Setting) -> float:
         return 0.0
     is_exact, size = measured.equality == "exact", measured.gradient_bytes
     if setting.kind.runs_on == "process":
-        tape, num_others = measured.tape, num_lanes - setting.num_lanes_each
+        memory, num_others = measured.memory, num_lanes - setting.num_lanes_each
         num_gradients = num_others if is_exact else num_devices - 1
         # The outputs travel to the first device, and their gradients back.
-        batches = tape.batch_bytes + 2 * tape.output_bytes * setting.kind.gathers_outputs
+        batches = memory.batch_bytes + 2 * memory.output_bytes * setting.kind.gathers_outputs
         weights = (num_devices - 1) * sum(weight.num_bytes for weight in measured.weights)
         return weights + num_gradients * size + num_others * batches
     part = (num_devices - 1) / num_devices

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lanewise.commands.plan.memory import Measured
 from lanewise.commands.plan.model import weights_of, with_tensors
 from lanewise.commands.plan.real_sizes import RealSizes
-from lanewise.commands.plan.record import count_flops, record_tape
+from lanewise.commands.plan.record import count_flops, record_memory
 from lanewise.commands.plan.update import measure_update
 from lanewise.config import RunConfig
 from lanewise.data import LaneBatch, LaneSource
@@ -100,11 +100,11 @@ def _measure(
     with mode or nullcontext():
         fresh = [_lane(config, task, replace(batch, data=_data_for(mode, batch.data))) for _ in range(2)]
         with RealSizes() as real_sizes:
-            tape = record_tape(model, fresh[0], blocks)
+            memory = record_memory(model, fresh[0], blocks)
         num_flops = count_flops(model, fresh[1])
     return Measured(
         weights=weights_of(model, blocks),
-        tape=tape,
+        memory=memory,
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         changed_buffer_bytes=_changed_bytes(model, before),
         num_buffers=len(before),

@@ -1,8 +1,8 @@
 """What the formulas take and return: what was measured, a setting, and the memory in use at one moment.
 
-The tape, the memory of one lane in the course of its forward and backward without its gradients, is recorded
+The memory of one lane in the course of its forward and backward without its gradients is recorded
 once. Reducers differ in what becomes of a complete gradient and in what they gather for a block: their
-formulas go through the tape and add that at its marks.
+formulas go through it and add that at its marks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,8 +16,8 @@ from lanewise.commands.plan.update import Cut, Update
 from lanewise.config import REDUCERS, Equality, ReducerKind, ReducerName
 
 
-class TapeMark(Enum):
-    """What begins a stretch of the tape."""
+class Mark(Enum):
+    """What begins a stretch of a lane."""
 
     FORWARD = "the lane begins"
     BLOCK_FORWARD = "a block begins"
@@ -31,7 +31,7 @@ class TapeMark(Enum):
 class Stretch(NamedTuple):
     """The time between two marks."""
 
-    mark: TapeMark
+    mark: Mark
     number: int
     """Which block (from 1 on) or which parameter is marked; 0 for the other marks."""
     live_bytes: int
@@ -41,7 +41,7 @@ class Stretch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tape:
+class LaneMemory:
     """The memory of a lane: its batch, its activations, and what is computed on the way."""
 
     stretches: Sequence[Stretch]
@@ -98,7 +98,7 @@ class Measured:
     """What was measured of a configuration; nothing in it depends on the number of devices."""
 
     weights: Sequence[Weight]
-    tape: Tape
+    memory: LaneMemory
     buffer_bytes: int
     changed_buffer_bytes: int
     """Bytes of the buffers that a lane's forward changes."""
@@ -134,11 +134,11 @@ class Measured:
 
     @property
     def complete_bytes(self) -> list[int]:
-        """Bytes of the gradients that are complete, in each stretch of the tape."""
+        """Bytes of the gradients that are complete, in each stretch of the lane."""
         return list(
             accumulate(
-                self.weights[stretch.number].num_bytes if stretch.mark is TapeMark.GRADIENT else 0
-                for stretch in self.tape.stretches
+                self.weights[stretch.number].num_bytes if stretch.mark is Mark.GRADIENT else 0
+                for stretch in self.memory.stretches
             )
         )
 

@@ -1,28 +1,28 @@
-"""A model of three parameters in a root and two blocks, and a tape of it that can be added up by hand."""
+"""A model of three parameters in a root and two blocks, and a lane's memory that can be added up by hand."""
 
 from typing import Any
 
-from lanewise.commands.plan.memory import Measured, Setting, Stretch, Tape, TapeMark
+from lanewise.commands.plan.memory import LaneMemory, Mark, Measured, Setting, Stretch
 from lanewise.commands.plan.model import ROOT, Weight
 from lanewise.commands.plan.update import Update
 
 WEIGHTS = [Weight(10, 10, True, ROOT), Weight(20, 10, True, 1), Weight(20, 10, True, 2)]
 GRADIENT_BYTES = 500
 
-TAPE = Tape(
+MEMORY = LaneMemory(
     [
-        Stretch(TapeMark.FORWARD, 0, 50, 60),
-        Stretch(TapeMark.BLOCK_FORWARD, 1, 60, 1000),
-        Stretch(TapeMark.BLOCK_END, 1, 900, 900),
-        Stretch(TapeMark.BLOCK_FORWARD, 2, 900, 2000),
-        Stretch(TapeMark.BLOCK_END, 2, 1900, 1900),
-        Stretch(TapeMark.BACKWARD, 0, 1900, 2100),
-        Stretch(TapeMark.BLOCK_BACKWARD, 2, 2000, 2050),
-        Stretch(TapeMark.GRADIENT, 2, 1500, 1500),
-        Stretch(TapeMark.BLOCK_BACKWARD, 1, 1500, 1600),
-        Stretch(TapeMark.GRADIENT, 1, 500, 500),
-        Stretch(TapeMark.GRADIENT, 0, 50, 50),
-        Stretch(TapeMark.END, 0, 50, 50),
+        Stretch(Mark.FORWARD, 0, 50, 60),
+        Stretch(Mark.BLOCK_FORWARD, 1, 60, 1000),
+        Stretch(Mark.BLOCK_END, 1, 900, 900),
+        Stretch(Mark.BLOCK_FORWARD, 2, 900, 2000),
+        Stretch(Mark.BLOCK_END, 2, 1900, 1900),
+        Stretch(Mark.BACKWARD, 0, 1900, 2100),
+        Stretch(Mark.BLOCK_BACKWARD, 2, 2000, 2050),
+        Stretch(Mark.GRADIENT, 2, 1500, 1500),
+        Stretch(Mark.BLOCK_BACKWARD, 1, 1500, 1600),
+        Stretch(Mark.GRADIENT, 1, 500, 500),
+        Stretch(Mark.GRADIENT, 0, 50, 50),
+        Stretch(Mark.END, 0, 50, 50),
     ],
     batch_bytes=0,
     output_bytes=30,
@@ -35,7 +35,7 @@ def measured(**changes: Any) -> Measured:
     """What was measured; the optimizer keeps two numbers for each one, and computes with another."""
     whole = {
         "weights": WEIGHTS,
-        "tape": TAPE,
+        "memory": MEMORY,
         "buffer_bytes": 0,
         "changed_buffer_bytes": 0,
         "num_buffers": 0,

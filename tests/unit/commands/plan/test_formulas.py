@@ -1,4 +1,4 @@
-"""Every expected number is added up by hand from the tape of `synthetic.py`."""
+"""Every expected number is added up by hand from the memory in `synthetic.py`."""
 
 from dataclasses import replace
 
@@ -150,7 +150,7 @@ def test_fsdp_gathers_blocks_twice_and_sends_gradients_in_each_lane():
 def test_the_first_of_several_devices_sends_the_weights_and_gets_gradients_and_outputs():
     batch, outputs = 50, 2 * 30
     close, exact = (
-        replace(of, tape=replace(of.tape, batch_bytes=batch))
+        replace(of, memory=replace(of.memory, batch_bytes=batch))
         for of in (measured(), measured(equality="exact"))
     )
     assert sent_bytes(close, setting("balanced_data_parallel", 2, 2)) == 500 + 500 + batch

@@ -93,7 +93,7 @@ def test_a_lane_runs_on_fake_tensors_and_real_ones_give_the_same():
     measured = measure(config, batch, "cpu")
     assert measured.why_real == ""
     assert measured.repeats_blocks
-    assert measure(config_of("FromValues"), batch, "cpu").tape == measured.tape
+    assert measure(config_of("FromValues"), batch, "cpu").memory == measured.memory
 
 
 def test_the_largest_of_the_first_batches_is_taken():

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from lanewise import Loss
-from lanewise.commands.plan.memory import TapeMark
-from lanewise.commands.plan.record import count_flops, record_tape
+from lanewise.commands.plan.memory import Mark
+from lanewise.commands.plan.record import count_flops, record_memory
 from lanewise.data import LaneBatch
 from lanewise.engine.precision import Precision
 from lanewise.engine.step.lanes import LaneRunner, TaskLane
@@ -36,35 +36,35 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
 
 
-def test_the_tape_has_the_lane_in_its_order_and_no_gradients():
+def test_the_memory_has_the_lane_in_its_order_and_no_gradients():
     model = network()
-    tape = record_tape(model, lane(Sums()), [model[0], model[2]])
-    assert [(one.mark, one.number) for one in tape.stretches] == [
-        (TapeMark.FORWARD, 0),
-        (TapeMark.BLOCK_FORWARD, 1),
-        (TapeMark.BLOCK_END, 1),
-        (TapeMark.BLOCK_FORWARD, 2),
-        (TapeMark.BLOCK_END, 2),
-        (TapeMark.BACKWARD, 0),
-        (TapeMark.BLOCK_BACKWARD, 2),
-        (TapeMark.GRADIENT, 3),
-        (TapeMark.GRADIENT, 2),
-        (TapeMark.BLOCK_BACKWARD, 1),
-        (TapeMark.GRADIENT, 1),
-        (TapeMark.GRADIENT, 0),
-        (TapeMark.END, 0),
+    memory = record_memory(model, lane(Sums()), [model[0], model[2]])
+    assert [(one.mark, one.number) for one in memory.stretches] == [
+        (Mark.FORWARD, 0),
+        (Mark.BLOCK_FORWARD, 1),
+        (Mark.BLOCK_END, 1),
+        (Mark.BLOCK_FORWARD, 2),
+        (Mark.BLOCK_END, 2),
+        (Mark.BACKWARD, 0),
+        (Mark.BLOCK_BACKWARD, 2),
+        (Mark.GRADIENT, 3),
+        (Mark.GRADIENT, 2),
+        (Mark.BLOCK_BACKWARD, 1),
+        (Mark.GRADIENT, 1),
+        (Mark.GRADIENT, 0),
+        (Mark.END, 0),
     ]
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert tape.batch_bytes == 4 * 8 * 4
-    assert tape.output_bytes == 4 * 2 * 4
-    assert tape.saved_bytes == tape.batch_bytes + 4 * 16 * 4 + 4  # what tanh returned, and the loss
-    assert tape.stretches[-1].live_bytes <= tape.batch_bytes + 4 + 4  # the loss and its gradient
+    assert memory.batch_bytes == 4 * 8 * 4
+    assert memory.output_bytes == 4 * 2 * 4
+    assert memory.saved_bytes == memory.batch_bytes + 4 * 16 * 4 + 4  # what tanh returned, and the loss
+    assert memory.stretches[-1].live_bytes <= memory.batch_bytes + 4 + 4  # the loss and its gradient
 
 
 def test_what_is_added_decides_where_most_is_alive():
-    tape = record_tape(network(), lane(Sums()), [])
-    assert tape.peak().lane_bytes == max(one.peak_bytes for one in tape.stretches)
-    at_end = tape.peak(10**6 if one.mark is TapeMark.END else 0 for one in tape.stretches)
+    memory = record_memory(network(), lane(Sums()), [])
+    assert memory.peak().lane_bytes == max(one.peak_bytes for one in memory.stretches)
+    at_end = memory.peak(10**6 if one.mark is Mark.END else 0 for one in memory.stretches)
     assert at_end.added_bytes == 10**6
 
 
@@ -78,4 +78,4 @@ def test_a_loss_without_a_gradient_is_an_error():
             return outputs.detach().sum()
 
     with pytest.raises(TaskError, match=r"the loss of Detached must be a scalar tensor with a gradient"):
-        record_tape(network(), lane(Detached()), [])
+        record_memory(network(), lane(Detached()), [])
