@@ -61,7 +61,7 @@ class Passes:
 class History:
     """What the first lane's micro-batch gave after other work, from an equal state of the model."""
 
-    found: str = ""
+    differed_after: str = ""
     """The work after which the result differed, as part of a sentence; empty where it never differed."""
     changed: Sequence[str] = ()
     """Values outside of parameters and buffers that the work changed."""
@@ -72,8 +72,8 @@ class History:
     """Float buffers of which lanes make different values that enter the next loss in training."""
 
     def __str__(self) -> str:
-        equal = "equal weights, buffers and random state"
-        return f"the first lane's micro-batch, {self.found}, gives a different loss or gradient from {equal}"
+        differs = "gives a different loss or gradient from equal weights, buffers and random state"
+        return f"the first lane's micro-batch, {self.differed_after}, {differs}"
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def unseeded_generator(evidence: Evidence) -> Iterator[str]:
         if moved or (divergence and divergence.call.has_generator):
             yield f"{seen}{first_in(divergence)}{also_changed(moved)}."
     history = evidence.base.history
-    if history.found and generators(history.changed):
+    if history.differed_after and generators(history.changed):
         yield f"{history}{also_changed(generators(history.changed))}."
 
 
@@ -128,7 +128,7 @@ def _other_results(evidence: Evidence, probes: Probes) -> Iterator[str]:
 def state_after_others(evidence: Evidence) -> Iterator[str]:
     """Find state that acts only after other micro-batches, after an evaluation, or rarely."""
     history = evidence.base.history
-    if history.found:
+    if history.differed_after:
         yield f"{history}{also_changed(history.changed)}."
 
 
@@ -156,7 +156,7 @@ def own_generator(evidence: Evidence) -> Iterator[str]:
     base, history = evidence.base, evidence.base.history
     named = [name for _, passes in evidence.unequal_passes() for name in passes.changed]
     named += [
-        *(history.changed if history.found else ()),
+        *(history.changed if history.differed_after else ()),
         *(base.reads.changed if base.reads.are_unequal else ()),
     ]
     moved = "" if generators(named) else ", ".join(base.generators.moved)
