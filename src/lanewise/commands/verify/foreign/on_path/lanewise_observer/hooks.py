@@ -30,9 +30,9 @@ ARGUMENTS_OF_BATCH_NORM = (
 )
 
 
-def observe(told: Mapping[str, Any]) -> None:
+def observe(job: Mapping[str, Any]) -> None:
     """Put everything in place that an observer is told by; torch has just been imported."""
-    observer = Observer(told)
+    observer = Observer(job)
     torch.manual_seed(SEED + observer.rank)  # for a program that seeds nothing
     random.seed(SEED + observer.rank)
     if "numpy" in sys.modules:

@@ -49,16 +49,16 @@ class Observer:
     """Notes what one process does, and writes it to a file when it has seen enough.
 
     Args:
-        told: the `folder` to write to; `num_updates`, of which gradients are kept; `until` what to observe
+        job: the `folder` to write to; `num_updates`, of which gradients are kept; `until` what to observe
             (updates, epoch, evaluation); and `replay`, a file with what other processes read, where this
             one shall read the same.
     """
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.folder, self.until, self.num_updates = Path(told["folder"]), told["until"], told["num_updates"]
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.folder, self.until, self.num_updates = Path(job["folder"]), job["until"], job["num_updates"]
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.replay: dict[str, Any] = torch.load(told["replay"], weights_only=True) if told["replay"] else {}
+        self.replay: dict[str, Any] = torch.load(job["replay"], weights_only=True) if job["replay"] else {}
         self.updates: list[dict[str, Any]] = []
         self.passes: list[LoaderPass] = []
         self.notes: set[str] = set()
