@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from inspect import getattr_static
 
 
-def overridden(given: object, base: type, allowed: Iterable[str]) -> list[str]:
+def overridden(instance: object, base: type, allowed: Iterable[str]) -> list[str]:
     """Return the names of what an object has of its own in place of a base class's methods and properties.
 
     Args:
-        given: of a class that is derived from the base class.
+        instance: of a class that is derived from the base class.
         base: the class.
         allowed: names that may be overridden.
     """
@@ -18,5 +18,5 @@ def overridden(given: object, base: type, allowed: Iterable[str]) -> list[str]:
         if not name.startswith("__")
         and name not in allowed
         and (callable(getattr(base, name)) or isinstance(getattr(base, name), property))
-        and (name in vars(given) or getattr_static(type(given), name) is not getattr_static(base, name))
+        and (name in vars(instance) or getattr_static(type(instance), name) is not getattr_static(base, name))
     )

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def merged(read: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def merged(read: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections that were read, with the keys of those that were given in their place.
 
     A given length of the run, class or text takes the place of the whole that was read.
     """
     sections = dict(read)
-    for name, section in given.items():
+    for name, section in overrides.items():
         own = read.get(name)
         if not isinstance(section, Mapping) or not isinstance(own, Mapping) or "class_path" in own:
             sections[name] = section

@@ -73,7 +73,7 @@ def train(
 
 
 @raised_at_call
-def read(trainer: Trainer, *, num_processes: int = 1, **given: Any) -> dict[str, Any]:
+def read(trainer: Trainer, *, num_processes: int = 1, **overrides: Any) -> dict[str, Any]:
     """Return what `lanewise.train` and `lanewise.verify` need to train as a Trainer would.
 
     For the proof: `lanewise.verify(**lanewise.hugging_face.read(trainer), devices=(1, 2, 3))`. The trainer's
@@ -82,7 +82,7 @@ def read(trainer: Trainer, *, num_processes: int = 1, **given: Any) -> dict[str,
     Args:
         trainer: see `train`.
         num_processes: see `train`.
-        given: sections; see `train`.
+        overrides: sections; see `train`.
 
     Returns:
         The task and the sections, by the names of their arguments.
@@ -97,7 +97,7 @@ def read(trainer: Trainer, *, num_processes: int = 1, **given: Any) -> dict[str,
     if mistakes := list(refusals(trainer)):
         raise ConfigError(*mistakes)
     loader: Any = trainer.get_train_dataloader()
-    sections = merged(sections_of(args, num_processes), given)
+    sections = merged(sections_of(args, num_processes), overrides)
     num_steps = math.ceil(steps_of(sections, len(loader.dataset))[1])
     if isinstance(sections["train"].get("epochs"), float):
         sections["train"] |= {"epochs": None, "max_steps": num_steps}
@@ -105,13 +105,13 @@ def read(trainer: Trainer, *, num_processes: int = 1, **given: Any) -> dict[str,
     own = trainer.optimizer, trainer.lr_scheduler
     try:
         made = trainer.create_optimizer(), trainer.create_scheduler(num_steps)
-        optimizer = BuiltOptimizer(made[0], None if "scheduler" in given else made[1], model)
+        optimizer = BuiltOptimizer(made[0], None if "scheduler" in overrides else made[1], model)
     finally:
         trainer.optimizer, trainer.lr_scheduler = own
     parts = _parts(trainer, loader, optimizer)
     _remove_recorders(model)
     model.cpu()
-    sections = merged({**sections, **optimizer.sections, **observed(trainer, num_steps)}, given)
+    sections = merged({**sections, **optimizer.sections, **observed(trainer, num_steps)}, overrides)
     return {"task": TrainerTask(parts), **sections}
 
 

@@ -84,7 +84,7 @@ def train(
 
 @raised_at_call
 def read(
-    module: nn.Module, data: Any, /, val_dataloader: "DataLoader[Any] | None" = None, **given: Any
+    module: nn.Module, data: Any, /, val_dataloader: "DataLoader[Any] | None" = None, **overrides: Any
 ) -> dict[str, Any]:
     """Return what `lanewise.train` and `lanewise.verify` need to train a LightningModule.
 
@@ -94,7 +94,7 @@ def read(
         module: see `train`.
         data: see `train`.
         val_dataloader: see `train`.
-        given: sections; see `train`.
+        overrides: sections; see `train`.
 
     Returns:
         The task and the sections, by the names of their arguments.
@@ -103,7 +103,7 @@ def read(
         ConfigError: see `train`.
         TaskError: see `train`.
     """
-    if mistakes := list(_refusals(module, data, given)):
+    if mistakes := list(_refusals(module, data, overrides)):
         raise ConfigError(*mistakes)
     loader, validation = _loaders(module, data, val_dataloader)
     size = loader.batch_size
@@ -114,7 +114,7 @@ def read(
     }
     if isinstance(loader.sampler, SequentialSampler):
         read_["data"]["order"] = "sequential"
-    sections = merged(read_, given)
+    sections = merged(read_, overrides)
     per_epoch, num_steps = steps_of(sections, len(loader.dataset))
     length = sections["train"]
     known = {"max_epochs": length.get("epochs"), "max_steps": length.get("max_steps") or -1}
@@ -125,7 +125,7 @@ def read(
         optimizer, scheduler, steps_per_value = _optimizer_of(there.configure_optimizers(), per_epoch)
     finally:
         there.trainer = None
-    scheduler = None if "scheduler" in given else scheduler
+    scheduler = None if "scheduler" in overrides else scheduler
     parts = ModuleParts(
         module=copy.deepcopy(module).cpu(),
         trainer=TrainerThere(**known),
@@ -136,10 +136,10 @@ def read(
         metrics={},
     )
     _look(parts, size)
-    return {"task": ModuleTask(parts), **merged({**sections, **parts.optimizer.sections}, given)}
+    return {"task": ModuleTask(parts), **merged({**sections, **parts.optimizer.sections}, overrides)}
 
 
-def _refusals(module: Any, data: Any, given: Mapping[str, Any]) -> Iterator[str]:
+def _refusals(module: Any, data: Any, overrides: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a module asks for and a run does not do."""
     name = type(module).__name__
     base = _base(module, "LightningModule")
@@ -158,7 +158,7 @@ def _refusals(module: Any, data: Any, given: Mapping[str, Any]) -> Iterator[str]
         yield f"{type(data).__name__} overrides {', '.join(own)}, which nothing here calls. Write a Task."
     if of_data is None and not isinstance(data, DataLoader):
         yield f"the data must be a LightningDataModule or a DataLoader: got a {type(data).__name__}."
-    if not {"epochs", "max_steps"} & given.get("train", {}).keys():
+    if not {"epochs", "max_steps"} & overrides.get("train", {}).keys():
         yield 'train must say how long to train: give train={"epochs": 3, "run_dir": "runs/first"}.'
 
 

@@ -86,9 +86,9 @@ def measure(config: RunConfig, batch: LaneBatch, device_type: str, task: Task | 
 
 
 def _measure(
-    config: RunConfig, batch: LaneBatch, device_type: str, given: Task | None, mode: FakeTensorMode | None
+    config: RunConfig, batch: LaneBatch, device_type: str, own_task: Task | None, mode: FakeTensorMode | None
 ) -> Measured:
-    task = build_task(config, given)
+    task = build_task(config, own_task)
     model = _build_model(config, task, mode)
     repeats_blocks = bool(repeated_blocks(model))
     fsdp, blocks, why_no_fsdp = config.distributed.fsdp, list[nn.Module](), ""

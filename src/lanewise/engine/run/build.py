@@ -51,18 +51,18 @@ _NEAR = 0.8
 """So much of two names must be alike that one may be meant by the other."""
 
 
-def build_task(config: RunConfig, given: Task | None = None) -> Task:
+def build_task(config: RunConfig, task: Task | None = None) -> Task:
     """Build the user's task, under the same random state as the model; of one that was given, a copy.
 
     Raises:
         ConfigError: if the class is not a Task.
     """
-    if given is not None:
-        return copy.deepcopy(given)
+    if task is not None:
+        return copy.deepcopy(task)
     resolve_class("task", config.task)  # before seeding: a module may seed a generator when it is imported
     set_random_state(model_seed(config.train.seed))
-    task: Task = build("task", config.task)
-    return task
+    built: Task = build("task", config.task)
+    return built
 
 
 def warn_of_misspelt(task: Task) -> None:

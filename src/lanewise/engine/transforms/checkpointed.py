@@ -87,14 +87,14 @@ class _Call:
 
     Args:
         block: the block that is called.
-        given: its arguments.
+        arguments: its arguments.
         spec: how these are made of their leaves.
     """
 
-    def __init__(self, block: Checkpointed, given: _Arguments, spec: TreeSpec) -> None:
+    def __init__(self, block: Checkpointed, arguments: _Arguments, spec: TreeSpec) -> None:
         self._block = block
         self._spec = spec
-        self._given: _Arguments | None = given
+        self._arguments: _Arguments | None = arguments
         """What the first run gets, which may put something into a list or a dict of the caller's."""
         self._compares = block.compares
         self._looks: dict[str, _Look] = {}
@@ -113,9 +113,9 @@ class _Call:
 
     def run(self, *leaves: Any) -> Any:
         """Run the forward, the first time with the caller's own arguments."""
-        given, self._given = self._given, None
-        args, kwargs = given or tree_unflatten(leaves, self._spec)
-        with self._first_run() if given else self._second_run():
+        arguments, self._arguments = self._arguments, None
+        args, kwargs = arguments or tree_unflatten(leaves, self._spec)
+        with self._first_run() if arguments else self._second_run():
             self._compare(_OTHER_INPUTS, args, kwargs)
             returned = self._block.forward(*args, **kwargs)
             self._compare(_OTHER_OUTPUTS, args, kwargs, returned)
