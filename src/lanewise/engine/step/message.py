@@ -16,7 +16,7 @@ from lanewise.engine.precision import LossScale
 from lanewise.engine.step.joining import Joined, Joining
 from lanewise.engine.step.parts import NO_PARTS
 from lanewise.engine.step.terms import LaneLoss, require_weight
-from lanewise.engine.step.wire import LaneRow, Spread, Term, Told, Votes, start_exchange
+from lanewise.engine.step.wire import LaneRow, Report, Spread, Term, Votes, start_exchange
 from lanewise.errors import MOST_SHOWN, DataError, NonFiniteLossError, TaskError, WorldError, shorten
 from lanewise.lanes import LaneTurn
 
@@ -60,7 +60,7 @@ class StepTotals:
         """Whether the model may be updated: the weight is not 0, and the loss of every lane is finite."""
 
     @classmethod
-    def of(cls, told: Sequence[Told]) -> "StepTotals":
+    def of(cls, told: Sequence[Report]) -> "StepTotals":
         """Add up what the processes told."""
         lanes, votes, changes, seconds, common_losses, upcoming = zip(*told, strict=True)
         saves, stops, ends = map(any, zip(*votes, strict=True))
@@ -202,7 +202,7 @@ class StepMessage:
 
         Args:
             batch: the batch of the last lane.
-            votes: see `Told`, as for the others.
+            votes: see `Report`, as for the others.
             buffer_changes: the largest of each pack so far.
             computed_seconds: returns how long this process takes to compute a step; None on every rank where
                 none tells it. A process alone does not ask.
@@ -223,7 +223,7 @@ class StepMessage:
             self._rows = [LaneRow(lane, (*terms, *self._joining.terms(lane))) for lane, terms in self._rows]
         self._batch = batch
         seconds = None if computed_seconds is None or self._world.world_size == 1 else computed_seconds()
-        self._told = Told(self._rows, votes, buffer_changes, seconds, self.common_loss, batch.upcoming)
+        self._told = Report(self._rows, votes, buffer_changes, seconds, self.common_loss, batch.upcoming)
         self.common_loss = None
         if self._travels:
             self._wait = start_exchange(self._told, self._world, self._placement.most, num_terms)

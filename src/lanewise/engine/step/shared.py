@@ -47,8 +47,8 @@ class Share:
     """The gradient of each of the lane's outputs that has a graph."""
     of_parameters: Mapping[int, torch.Tensor]
     """The gradients of parameters that the loss itself uses, by their number among the trained ones."""
-    told: LaneLoss
-    """The loss that this lane tells to the others: of one that is of all lanes, the first lane tells."""
+    reported: LaneLoss
+    """The loss that this lane reports: one of all lanes is reported by the first."""
 
     def of_lane(self, model: nn.Module, values: Any) -> LaneLoss:
         """Return the loss, with a scalar whose backward gives these gradients to the outputs and parameters.
@@ -63,7 +63,7 @@ class Share:
         gradients = [*self.gradients, *self.of_parameters.values()]
         gradients = [gradient.to(tensor.device) for gradient, tensor in zip(gradients, tensors, strict=True)]
         share: torch.Tensor = _Begin.apply(gradients, *tensors)  # type: ignore[no-untyped-call]
-        return replace(self.told, share=share)
+        return replace(self.reported, share=share)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class LaneRow(NamedTuple):
         )
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """What a process tells in a step."""
 
     lanes: Sequence[LaneRow]
@@ -88,7 +88,7 @@ class Told(NamedTuple):
     the dataset has an index."""
 
 
-def start_exchange(told: Told, world: World, most_lanes: int, num_terms: int) -> Callable[[], list[Told]]:
+def start_exchange(told: Report, world: World, most_lanes: int, num_terms: int) -> Callable[[], list[Report]]:
     """Begin to exchange what the processes tell.
 
     Collective: every rank must call this, before the backward of its last lane, which the exchange overlaps.
@@ -108,7 +108,7 @@ def start_exchange(told: Told, world: World, most_lanes: int, num_terms: int) ->
     return lambda: [_decode(of_rank, told, most_lanes, num_terms) for of_rank in wait().tolist()]
 
 
-def _encode(told: Told, device: torch.device, most_lanes: int, num_terms: int) -> torch.Tensor:
+def _encode(told: Report, device: torch.device, most_lanes: int, num_terms: int) -> torch.Tensor:
     """Return a message as float64, equally long on every rank, without waiting for the device.
 
     A row is the lane, and the sum and the weight of each term; a missing row has lane -1.
@@ -145,7 +145,7 @@ def _encode(told: Told, device: torch.device, most_lanes: int, num_terms: int) -
     return torch.cat([row, changes.to(device)]) if isinstance(changes, torch.Tensor) else row
 
 
-def _decode(row: Sequence[float], own: Told, most_lanes: int, num_terms: int) -> Told:
+def _decode(row: Sequence[float], own: Report, most_lanes: int, num_terms: int) -> Report:
     """Return what a process told; it told the same kinds of things as this one."""
     numbers = iter(row)
     lanes: list[LaneRow] = []
@@ -159,4 +159,4 @@ def _decode(row: Sequence[float], own: Told, most_lanes: int, num_terms: int) ->
     upcoming = None
     if own.upcoming is not None:
         upcoming = [int(number) for number in islice(numbers, most_lanes) if number >= 0]
-    return Told(lanes, votes, list(numbers), seconds, common_loss, upcoming)
+    return Report(lanes, votes, list(numbers), seconds, common_loss, upcoming)

@@ -12,7 +12,7 @@ from lanewise.engine.precision import LossScale
 from lanewise.engine.step.joining import Joining
 from lanewise.engine.step.message import StepMessage, StepTotals, means
 from lanewise.engine.step.terms import LaneLoss
-from lanewise.engine.step.wire import LaneRow, Spread, Term, Told
+from lanewise.engine.step.wire import LaneRow, Report, Spread, Term
 from lanewise.errors import NonFiniteLossError, TaskError, WorldError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import LocalWorld
@@ -51,7 +51,7 @@ def sent(losses: dict[int, object], steps: int = 1) -> StepTotals:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_vote_is_enough_and_the_largest_change_counts(rank, number):
     votes = tuple(place == number for place in range(3))
-    each = [Told([], NO_VOTES, [0.0, 2.0]), Told([], NO_VOTES, [1.0, 0.0])]
+    each = [Report([], NO_VOTES, [0.0, 2.0]), Report([], NO_VOTES, [1.0, 0.0])]
     each[rank] = each[rank]._replace(votes=votes)
     totals = StepTotals.of(each)
     assert totals.votes == votes
@@ -60,13 +60,13 @@ def test_one_vote_is_enough_and_the_largest_change_counts(rank, number):
 
 
 def test_a_signal_comes_before_the_wish_of_a_callback():
-    totals = StepTotals.of([Told([], (False, True, False), []), Told([], (False, False, True), [])])
+    totals = StepTotals.of([Report([], (False, True, False), []), Report([], (False, False, True), [])])
     assert totals.votes[1:] == (True, False)
 
 
 def test_what_each_process_told_is_in_the_order_of_ranks():
     each = [
-        Told([], NO_VOTES, [], computed_seconds=seconds, common_loss=loss, upcoming=counts)
+        Report([], NO_VOTES, [], computed_seconds=seconds, common_loss=loss, upcoming=counts)
         for seconds, loss, counts in ((0.5, 3.0, [2, 1]), (0.25, math.nan, [0]))
     ]
     totals = StepTotals.of(each)
@@ -141,7 +141,7 @@ def test_a_weight_that_an_accelerator_told_names_the_lane(monkeypatch):
     told.add(batch, loss)
     told.send(batch, NO_VOTES, [])
     rows = [LaneRow(3, (Term(1.0, 1.0), Term(1.0, -2.0)))]
-    monkeypatch.setattr(told, "_told", Told(rows, NO_VOTES, []))  # as only the device knew it
+    monkeypatch.setattr(told, "_told", Report(rows, NO_VOTES, []))  # as only the device knew it
     with pytest.raises(TaskError, match=r"the metric a of the loss has the weight -2\.0 in lane 3: need"):
         told.receive()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanewise.engine.step.message import StepTotals
-from lanewise.engine.step.wire import LaneRow, Term, Told, start_exchange
+from lanewise.engine.step.wire import LaneRow, Report, Term, start_exchange
 
 CPU = torch.device("cpu")
 NO_VOTES = (False, False, False)
@@ -27,15 +27,15 @@ class Ranks:
         return lambda: torch.stack(self.sent)
 
 
-def exchanged(each: Sequence[Told], most_lanes: int) -> list[Told]:
+def exchanged(each: Sequence[Report], most_lanes: int) -> list[Report]:
     world = Ranks()
     num_terms = max((len(row.terms) for told in each for row in told.lanes), default=1)
     *_, wait = [start_exchange(told, world, most_lanes, num_terms) for told in each]
     return wait()
 
 
-def told(lanes: Sequence[LaneRow], **more: object) -> Told:
-    return Told(lanes, NO_VOTES, [])._replace(**more)
+def told(lanes: Sequence[LaneRow], **more: object) -> Report:
+    return Report(lanes, NO_VOTES, [])._replace(**more)
 
 
 def on_device(number: float | None) -> torch.Tensor | None:
@@ -67,7 +67,7 @@ def test_a_row_may_have_several_terms():
 @pytest.mark.parametrize("seconds", [None, 0.5])
 def test_whatever_is_told_arrives(seconds, common_loss, upcoming):
     row = LaneRow(1, (Term(2.0, 3.0),))
-    one = Told([row], (True, False, True), [1.0, 0.0], seconds, common_loss, upcoming)
+    one = Report([row], (True, False, True), [1.0, 0.0], seconds, common_loss, upcoming)
     other = one._replace(lanes=[], votes=(False, True, False), upcoming=upcoming and [1])
     assert exchanged([one, other], most_lanes=2) == [one, other]
 
@@ -84,7 +84,7 @@ def test_an_accelerator_tells_the_same_without_reading_its_numbers(seconds, comm
         LaneRow(5, (Term(0.0, 0.0), Term(torch.tensor(-0.75), torch.tensor(2), 2.0))),
     ]
     world, device_world = Ranks(), Ranks()
-    known = Told(rows, (True, False, False), [1.0, 0.0], seconds, common_loss)
+    known = Report(rows, (True, False, False), [1.0, 0.0], seconds, common_loss)
     start_exchange(known, world, 3, 2)
     changes = torch.tensor([1.0, 0.0], dtype=torch.float64)
     late = known._replace(lanes=there, buffer_changes=changes, common_loss=on_device(common_loss))
