@@ -9,7 +9,7 @@ UNIT = ROOT / "tests" / "unit"
 WITHOUT_A_TEST = {
     ".": "task",
     "cli": "audit completion evaluate init report result runs schema train verify",
-    "commands/bench": "hosts job side",
+    "commands/bench": "hosts job warm_mode",
     "commands/doctor": "doctor doctor_report",
     "commands/jobs": "outcome refused_exit train",
     "commands/plan": "memory model",
