@@ -1,22 +1,23 @@
 """Whether the gradient depends on how samples are cut into micro-batches, and in what way."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any, Literal
 
 import torch
 
 from lanewise.commands.verify.interaction import where_samples_interact
+from lanewise.commands.verify.looks import looks
 from lanewise.commands.verify.probed_run import ProbedRun
 from lanewise.data import digest
 from lanewise.errors import TaskError
 from lanewise.processes.world.encode import real_view
 
 _MAX_SAMPLES = 16
-_SECONDS = 0.3
+_NUM_MICRO_BATCHES = 32
 _SMALL = 0.05
 _MAX_ELEMENTS = 2**20
 _DRAWS = "draws random numbers"
@@ -40,6 +41,8 @@ class CutProbe:
     """Names of modules whose statistics of a micro-batch, in training mode, change the gradient."""
     why_not: str = ""
     """Why nothing could be found."""
+    cut_short: Sequence[str] = ()
+    """What took so long that it was looked at less often."""
 
 
 def probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
@@ -75,12 +78,12 @@ def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
         )
         remedy = remedy if why == _DRAWS else ""
         return CutProbe(why_not=f"in evaluation mode the loss of equal samples changes, as it {why}{remedy}")
-    end = time.monotonic() + _SECONDS
-    found = _compare_cuts(probed, samples, 1)
-    for others in micro_batches:  # samples of one class may show nothing
-        if found.influence or time.monotonic() > end:
+    cut_short: list[str] = []
+    several = islice(chain([samples], micro_batches), _NUM_MICRO_BATCHES)
+    for others in looks(several, cut_short, "micro-batches that are cut into samples"):
+        found = replace(_compare_cuts(probed, others, 1), cut_short=cut_short)
+        if found.influence:  # samples of one class may show none
             break
-        found = _compare_cuts(probed, others, 1)
     owners = sorted({name.rpartition(".")[0] for name in changed_buffers})
     if owners:
         for owner in owners:

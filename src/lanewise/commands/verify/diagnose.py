@@ -91,7 +91,8 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 
 def notes(evidence: Evidence, findings: Sequence[Finding]) -> list[str]:
     """Return what is worth knowing; state is mentioned only where there are no findings."""
-    found = [*_on_cut(evidence), *_on_metrics(evidence), *_on_reads(evidence), *_on_buffers(evidence)]
+    kinds = (_on_cut, _on_metrics, _on_reads, _on_buffers, _on_time)
+    found = [note for kind in kinds for note in kind(evidence)]
     return found if findings else [*found, *_on_state(evidence)]
 
 
@@ -135,6 +136,12 @@ def _on_buffers(evidence: Evidence) -> Iterator[str]:
             f"lanes make different values of {listed(names)}, whose mean enters the next loss: right for a "
             f"statistic. {NO_STATISTIC}"
         )
+
+
+def _on_time(evidence: Evidence) -> Iterator[str]:
+    probe, reference = evidence.base, evidence.reference
+    for found in (probe.reads, probe.history, reference.cut, reference.metrics):
+        yield from found.cut_short
 
 
 def _on_state(evidence: Evidence) -> Iterator[str]:

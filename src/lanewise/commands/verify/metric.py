@@ -1,7 +1,6 @@
 """Tests whether metrics can be merged, and whether they depend on how samples are cut into micro-batches."""
 
 import math
-import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from lanewise.commands.verify.looks import looks
 from lanewise.commands.verify.probed_run import ProbedRun, chosen
 from lanewise.config import BatchConfig
 from lanewise.data import LaneReader
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 1e-4
 _NUM_SAMPLES = 8
-_SECONDS = 0.3
 
 
 _Values = dict[str, tuple[float, float]]
@@ -41,6 +40,8 @@ class MetricProbe:
     and in two micro-batches."""
     of_micro_batches: _Values = field(default_factory=dict)
     """The values of two samples in one micro-batch, and in two."""
+    cut_short: list[str] = field(default_factory=list)
+    """What took so long that it was looked at less often."""
 
 
 def probe_metrics(probed: ProbedRun, batch: BatchConfig) -> MetricProbe:
@@ -77,7 +78,7 @@ def _unmerged(probed: ProbedRun, reader: LaneReader, schedule: SequentialSchedul
 
 
 def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found: MetricProbe) -> None:
-    """Compare the values of pairs of samples, for at most 0.3 seconds."""
+    """Compare the values of pairs of samples."""
     samples = reader.read(0, tuple(range(num_samples)))
     num_samples = len(samples)
 
@@ -89,8 +90,9 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
 
     of_means: _Values = {}
     of_cuts: _Values = {}
-    end = time.monotonic() + _SECONDS
-    for first, other in zip(range(num_samples), range(1, num_samples), strict=False):
+    what = f"pairs of samples of {reader.eval_dataset}, for its metrics"
+    for first in looks(range(num_samples - 1), found.cut_short, what):
+        other = first + 1
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # as of classes that these samples lack
@@ -102,8 +104,6 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
         unlike_twice = _differing(reader, in_one, twice)
         of_means |= {name: pair for name, pair in unlike_twice.items() if name not in unlike_one}
         of_cuts |= _differing(reader, together, alone)
-        if time.monotonic() > end:
-            break
     found.of_means |= of_means
     found.of_micro_batches |= {name: pair for name, pair in of_cuts.items() if name not in of_means}
 

@@ -1,7 +1,6 @@
 """Does the same small piece of work twice, and after other work, so that what differs shows why."""
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from lanewise.commands.verify.hidden import (
     numbers_that_matter,
     probe_generators,
 )
+from lanewise.commands.verify.looks import looks
 from lanewise.commands.verify.operators import Call, Divergence, first_divergence, recording
 from lanewise.commands.verify.probed_run import ProbedRun, evaluate_batch
 from lanewise.commands.verify.read import Reads, look_further, probe_reads
@@ -25,7 +25,6 @@ from lanewise.engine.evaluation.evaluator import eval_mode
 from lanewise.processes.world.world import LocalWorld
 
 _NUM_AGAIN = 16
-_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,8 @@ class History:
     """Buffers that an evaluation changes so that its later micro-batches give other results."""
     averaged: Sequence[str] = ()
     """Float buffers of which lanes make different values that enter the next loss in training."""
+    cut_short: Sequence[str] = ()
+    """What took so long that it was looked at less often."""
 
     def __str__(self) -> str:
         differs = "gives a different loss or gradient from equal weights, buffers and random state"
@@ -186,8 +187,6 @@ def _probe_history(
 ) -> History:
     """Run the first lane's micro-batch many times, after another one, after an evaluation, in a new model.
 
-    Where a first look saw nothing change, as often as two seconds allow.
-
     Args:
         config: the run.
         probed: whose first lane was run twice, alike.
@@ -197,6 +196,7 @@ def _probe_history(
     """
     other = probed.read(probed.other_turn)
     num_runs = 2
+    cut_short: list[str] = []
 
     def run(who: ProbedRun) -> bool:
         nonlocal num_runs
@@ -208,12 +208,8 @@ def _probe_history(
 
     def ways() -> Iterator[str]:
         """Do something else before each run, and say what it was."""
-        is_changing = bool(names())
-        end = time.monotonic() + _SECONDS
-        for number in range(_NUM_AGAIN):
+        for number in looks(range(_NUM_AGAIN), cut_short, "runs of the first lane's micro-batch"):
             yield f"run {number + 3} times"
-            if not is_changing and time.monotonic() > end:
-                break
         probed.run(probed.other_turn, other)
         yield "run after another micro-batch"
         if _evaluates(probed, config):
@@ -234,7 +230,7 @@ def _probe_history(
     if not run(new):
         return History("run in a new model after another micro-batch", found, num_runs)
     buffers = _changed_by_evaluation(probed, batch, other) if probed.eval_datasets else ()
-    return History("", found, num_runs, buffers)
+    return History("", found, num_runs, buffers, cut_short=cut_short)
 
 
 def _changed_by_evaluation(probed: ProbedRun, batch: Any, other: Any) -> Sequence[str]:

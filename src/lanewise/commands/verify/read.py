@@ -1,12 +1,11 @@
 """Reads samples several times and in several ways; what differs shows what they depend on."""
 
-import itertools
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lanewise.commands.verify.hidden import changed, hidden_state, numbers_that_matter
+from lanewise.commands.verify.looks import looks
 from lanewise.commands.verify.probed_run import ProbedRun, chosen
 from lanewise.data import digest, opaque_types, read_turns
 
@@ -14,7 +13,7 @@ _NUM_SAMPLES = 32
 _NUM_EVAL_SAMPLES = 8
 _NUM_COLLATED = 16
 _NUM_AGAIN = 16
-_SCAN_SECONDS = 1.0
+_NUM_OTHERS = 4096
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,9 @@ class Reads:
     batch_of_worker: str | None = None
     """The micro-batch as a loader's process reads it; None where the run has no such process."""
     others: Mapping[str, str] = field(default_factory=dict)
-    """Further samples, as many as can be read in one second."""
+    """Further samples: the first 4096 of the dataset."""
+    cut_short: Sequence[str] = ()
+    """What took so long that it was looked at less often."""
 
     @property
     def are_unequal(self) -> bool:
@@ -118,14 +119,16 @@ def look_further(reads: Reads, probed: ProbedRun, *, has_workers: bool) -> Reads
     if has_workers:
         (batch,) = read_turns(probed.reader, [(probed.turn, probed.indices_of(probed.turn))], num_workers=1)
         of_worker = digest(batch.data)
-    end = time.monotonic() + _SCAN_SECONDS
-    indices = itertools.takewhile(lambda _: time.monotonic() < end, range(probed.num_samples))
+    cut_short: list[str] = []
+    first = range(min(probed.num_samples, _NUM_OTHERS))
+    indices = looks(first, cut_short, "samples that another process may have moved")
     others = {f"sample {index}": digest(probed.reader.read(0, (index,))) for index in indices}
     left_out, is_by_content = _left_out(probed)
     return replace(
         reads,
         batch_of_worker=of_worker,
         others=others,
+        cut_short=cut_short,
         left_out=left_out,
         equal_lanes=[] if probed.of_stream is None else probed.of_stream.equal_lanes(),
         is_by_content=is_by_content,

@@ -1,6 +1,7 @@
 """In what way a micro-batch has an influence on the gradient; what is no mistake is not called one."""
 
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -129,6 +130,18 @@ def test_comparisons_are_seen_where_all_outputs_are_zeros_at_first(judge):
 def test_a_mean_over_class_weights_is_seen_though_the_first_lane_has_one_class():
     """It was missed once, as only the first lane's micro-batch was cut."""
     assert influence(lambda *given: F.cross_entropy(*given, weight=RARE)) == "weights"
+
+
+def test_a_slow_machine_sees_it_as_well(monkeypatch):
+    """After 0.3 s no further micro-batch was cut, so that this mistake was found on quick machines alone."""
+    monkeypatch.setattr(time, "monotonic", itertools.count(step=0.5).__next__)
+    assert influence(lambda *given: F.cross_entropy(*given, weight=RARE)) == "weights"
+
+
+def test_micro_batches_that_are_left_out_for_time_are_told_of(monkeypatch):
+    monkeypatch.setattr(time, "monotonic", itertools.count(step=20.0).__next__)
+    (said,) = probe(F.cross_entropy).cut_short
+    assert said.startswith("micro-batches that are cut into samples: 1 were looked at within 10 s")
 
 
 class Together(Judged):

@@ -1,6 +1,8 @@
 """What probes show is found without starting processes, in two models of each mistake; correct twins pass."""
 
 import importlib
+import itertools
+import time
 
 import pytest
 import torch
@@ -154,6 +156,19 @@ def test_a_buffer_that_enters_the_next_loss_is_a_note():
     said = "lanes make different values of kept_level, whose mean enters the next loss"
     (note,) = [note for note in notes(evidence, diagnose(evidence)) if note.startswith(said)]
     assert "the mean over the lanes mixes texts" in note
+
+
+def test_what_was_looked_at_less_often_for_lack_of_time_is_a_note(monkeypatch):
+    """What a machine had no time for was left out without a word."""
+    monkeypatch.setattr(time, "monotonic", itertools.count(step=20.0).__next__)
+    evidence = probed(mistakes.config("metric of micro-batches", "RowTask", wrong=False))
+    found = [note.partition(":")[0] for note in notes(evidence, []) if "within 10 s" in note]
+    assert found == [
+        "samples that another process may have moved",
+        "runs of the first lane's micro-batch",
+        "micro-batches that are cut into samples",
+        "pairs of samples of held_out, for its metrics",
+    ]
 
 
 def test_a_loss_that_draws_in_evaluation_says_what_to_do():
