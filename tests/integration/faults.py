@@ -18,11 +18,12 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, default_collate
 
 from lanewise import Task
+from tests.patience import patient
 
 STEP_SAMPLES = 8
 """The global batch; samples are read in their order, so that an index says in which step it is."""
-COMMUNICATES_AFTER_SECONDS = 0.3
-SECONDS_TO_BE_KNOWN = 1.2
+COMMUNICATES_AFTER_SECONDS = patient(0.3)
+SECONDS_TO_BE_KNOWN = patient(1.2)
 """A rank that dies without a word is known to be where it was when it last told, twice a second."""
 GROUP_VARIABLE = "LANEWISE_TEST_CGROUP"
 
