@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 from lanewise.config import pin_environment
-from tests import server
+from tests import server, worlds
 from tests.patience import patient
 from tests.timing import Timing
 
@@ -58,6 +58,13 @@ def forget_modules_of_the_test(tmp_path_factory: pytest.TempPathFactory) -> Iter
             found.append(name)
     for name in found:  # afterwards: the path of a package without a file is asked of its parent
         del sys.modules[name]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def end_worlds() -> Iterator[None]:
+    """End the worlds that the tests of a file share."""
+    yield
+    worlds.end_worlds()
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from lanewise import Loss, Task
 from lanewise.engine.engine import build_engine
 from lanewise.lanes import FeistelShuffle
 from lanewise.processes.device.determinism import set_determinism
-from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, configure, train
 from tests.slow import slow
+from tests.worlds import run_distributed
 
 EITHER = pytest.mark.parametrize("world_size", [1, 3])
 
