@@ -17,10 +17,10 @@ from lanewise.config import DataConfig, DistributedConfig
 from lanewise.data import FileDataset
 from lanewise.engine.engine import build_engine
 from lanewise.processes.world.world import World
-from lanewise.testing import run_distributed
 from tests.distributed.tasks import Language, Sentences, configure
 from tests.distributed.tasks import train as train_task
 from tests.unit.engine.own_loop.test_lanes import make_lanes, state_of
+from tests.worlds import run_distributed
 
 LOST = frozenset({3, 8, 9, *range(16, 24), 31, 44, 45})
 """Of 46 samples in steps of eight, in four lanes of two."""

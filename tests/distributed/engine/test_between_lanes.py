@@ -23,10 +23,10 @@ from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.runs.checkpoint.model_file import load_model, save_model
 from lanewise.runs.checkpoint.saver import Saver
 from lanewise.runs.dir import RunDir
-from lanewise.testing import run_distributed
 from tests.distributed.tasks import configure, state_bytes, train
 from tests.slow import slow
 from tests.unit.engine.own_loop.test_lanes import make_lanes
+from tests.worlds import run_distributed
 
 WORLDS = pytest.mark.parametrize("world_size", [*slow(2), 3])
 NUM_LANES = 8

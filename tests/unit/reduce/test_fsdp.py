@@ -19,9 +19,9 @@ from lanewise.errors import TaskError
 from lanewise.lanes import Placement, Schedule, lane_ranges
 from lanewise.processes.world.shards import is_sharded, whole
 from lanewise.reduce import Reducer, build_reducer
-from lanewise.testing import run_distributed
 from tests.slow import slow
 from tests.unit.reduce.test_ddp import bytes_sent
+from tests.worlds import run_distributed
 
 WIDTH, NUM_BLOCKS, NUM_LANES = 256, 6, 4
 BLOCK_BYTES = 4 * (WIDTH * WIDTH + WIDTH)

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import subprocess
-import sys
 
 import pytest
 
@@ -131,7 +130,7 @@ def test_a_mistake_ends_the_run_for_good_at_once():
 def test_a_neighbour_that_does_not_end_is_killed(monkeypatch):
     zero, one = make_channels(2)
     monkeypatch.setattr(os, "getppid", os.getpid)  # as if this process were a child of itself, too
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as neighbour:
+    with subprocess.Popen(["sleep", "600"]) as neighbour:
         zero.beat(make_beat(pid=os.getpid(), table=process_table()))
         one.beat(make_beat(pid=neighbour.pid, table=process_table()))
         zero.end_neighbours()
@@ -155,7 +154,7 @@ def test_what_a_killed_neighbour_has_started_ends_with_it(monkeypatch):
 def test_a_process_of_another_host_is_not_killed_for_its_number(monkeypatch):
     zero, one = make_channels(2)
     monkeypatch.setattr(os, "getppid", os.getpid)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
+    with subprocess.Popen(["sleep", "600"]) as stranger:
         one.beat(make_beat(pid=stranger.pid, table="of another host"))
         zero.end_neighbours()
         assert stranger.poll() is None
@@ -165,7 +164,7 @@ def test_a_process_of_another_host_is_not_killed_for_its_number(monkeypatch):
 def test_a_process_of_another_parent_is_not_killed_whoever_says_that_it_is_a_rank():
     """Whoever reaches the store can write a heartbeat there."""
     zero, one = make_channels(2)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
+    with subprocess.Popen(["sleep", "600"]) as stranger:
         one.beat(make_beat(pid=stranger.pid, table=process_table()))  # a child, where ranks are siblings
         zero.end_neighbours()
         assert stranger.poll() is None

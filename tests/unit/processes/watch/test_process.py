@@ -20,7 +20,7 @@ from lanewise.processes.watch.process import (
 
 
 def test_a_process_is_seen_to_run_to_be_stopped_and_to_have_ended():
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as seen:
+    with subprocess.Popen(["sleep", "600"]) as seen:
         assert state_of(seen.pid, process_table()) == ""
         os.kill(seen.pid, signal.SIGSTOP)
         os.waitpid(seen.pid, os.WUNTRACED)
@@ -38,7 +38,7 @@ def test_only_children_of_the_same_parent_are_siblings():
         "import sys\nfrom lanewise.processes.watch.process import is_sibling\n"
         "print(*(is_sibling(int(pid)) for pid in sys.argv[1:]))"
     )
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as sibling:
+    with subprocess.Popen(["sleep", "600"]) as sibling:
         numbers = [sibling.pid, os.getpid(), 1, 0, -1, 2**22 + 1]
         done = subprocess.run(
             [sys.executable, "-c", look, *map(str, numbers)], capture_output=True, text=True, check=True

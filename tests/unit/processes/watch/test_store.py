@@ -1,12 +1,12 @@
 """Calls of a store that answers, one that is stopped, and one that has ended."""
 
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 
 import pytest
 import torch.distributed as dist
@@ -15,15 +15,13 @@ from lanewise.processes.watch import store as module
 from lanewise.processes.watch.store import StoreLostError, TimedStore
 from tests.unit.processes.watch.store import make_store
 
-KEEPER = """
-import socket, sys, time, torch.distributed as dist
-listener = socket.create_server(("127.0.0.1", 0))
-port = listener.getsockname()[1]
-number = listener.detach()
-store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=number)
-print(port, flush=True)
-time.sleep(600)
-"""
+
+def keep_store(told: Connection) -> None:
+    """Keep a store in a process of its own."""
+    store, port = make_store()
+    told.send(port)
+    time.sleep(600)
+    del store
 
 
 def test_values_and_numbers_are_kept():
@@ -56,29 +54,30 @@ def test_a_store_that_was_closed_has_no_thread_and_no_port():
 def test_a_store_that_is_stopped_is_not_waited_for_and_one_that_ended_is_named(monkeypatch):
     """Torch's own client waits for ever in `check`, whatever its timeout."""
     monkeypatch.setattr(module, "_SECONDS_FOR_AN_ANSWER", 0.3)
-    with subprocess.Popen([sys.executable, "-c", KEEPER], stdout=subprocess.PIPE, text=True) as keeper:
-        try:
-            assert keeper.stdout is not None
-            port = int(keeper.stdout.readline())
-            timed = TimedStore(dist.TCPStore("127.0.0.1", port, is_master=False), f"127.0.0.1:{port}")
-            timed.set("a", "b")
-            os.kill(keeper.pid, signal.SIGSTOP)
-            os.waitpid(keeper.pid, os.WUNTRACED)
-            start = time.monotonic()
-            with pytest.raises(StoreLostError, match=f"127.0.0.1:{port} does not answer") as lost:
-                timed.has("a")
-            assert time.monotonic() - start < 30
-            assert not lost.value.has_ended
-            monkeypatch.setattr(module, "_SECONDS_FOR_AN_ANSWER", 60.0)
-            with pytest.raises(StoreLostError):
-                timed.add("n")  # which does not wait for an answer again
-            assert time.monotonic() - start < 50
-            monkeypatch.setattr(module, "_SECONDS_TO_RECOVER", 60.0)
-            os.kill(keeper.pid, signal.SIGCONT)
-            assert timed.get("a") == b"b"
-        finally:
-            keeper.kill()
-        keeper.wait()
-        with pytest.raises(StoreLostError, match="is lost: that process has ended") as lost:
+    ours, theirs = multiprocessing.Pipe()
+    keeper = multiprocessing.get_context("fork").Process(target=keep_store, args=(theirs,), daemon=True)
+    keeper.start()
+    try:
+        port = ours.recv()
+        timed = TimedStore(dist.TCPStore("127.0.0.1", port, is_master=False), f"127.0.0.1:{port}")
+        timed.set("a", "b")
+        os.kill(keeper.pid, signal.SIGSTOP)
+        os.waitpid(keeper.pid, os.WUNTRACED)
+        start = time.monotonic()
+        with pytest.raises(StoreLostError, match=f"127.0.0.1:{port} does not answer") as lost:
             timed.has("a")
-        assert lost.value.has_ended
+        assert time.monotonic() - start < 30
+        assert not lost.value.has_ended
+        monkeypatch.setattr(module, "_SECONDS_FOR_AN_ANSWER", 60.0)
+        with pytest.raises(StoreLostError):
+            timed.add("n")  # which does not wait for an answer again
+        assert time.monotonic() - start < 50
+        monkeypatch.setattr(module, "_SECONDS_TO_RECOVER", 60.0)
+        os.kill(keeper.pid, signal.SIGCONT)
+        assert timed.get("a") == b"b"
+    finally:
+        keeper.kill()
+    keeper.join()
+    with pytest.raises(StoreLostError, match="is lost: that process has ended") as lost:
+        timed.has("a")
+    assert lost.value.has_ended
