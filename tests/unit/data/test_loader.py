@@ -397,17 +397,20 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 def test_workers_end_with_a_killed_trainer():
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", f"{TRAINER}time.sleep(60)"], stdout=subprocess.PIPE, text=True
-    ) as trainer:
-        try:
-            workers = {int(pid) for pid in trainer.stdout.readline().split()}
-            assert len(workers - {trainer.pid}) == 2
-            assert all(map(is_running, workers))
-            titles = {Path(f"/proc/{pid}/cmdline").read_text()[:12] for pid in workers}
-            assert titles == {"loader 0 of ", "loader 1 of "}
-        finally:
-            trainer.send_signal(signal.SIGKILL)
+    ours, theirs = multiprocessing.Pipe()
+    variables = {"print": lambda *pids, **_: theirs.send(pids), "__name__": "trainer"}
+    context = multiprocessing.get_context("fork")
+    trainer = context.Process(target=exec, args=(f"{TRAINER}time.sleep(600)", variables))
+    trainer.start()
+    try:
+        workers = set(ours.recv())
+        assert len(workers - {trainer.pid}) == 2
+        assert all(map(is_running, workers))
+        titles = {Path(f"/proc/{pid}/cmdline").read_text()[:12] for pid in workers}
+        assert titles == {"loader 0 of ", "loader 1 of "}
+    finally:
+        trainer.kill()
+        trainer.join()
     deadline = time.monotonic() + 60
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.01)
