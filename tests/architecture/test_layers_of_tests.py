@@ -7,7 +7,14 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 STARTERS = {"Cold", "BIN", "TORCHRUN", "LANEWISE"}
 """Names of tests/integration/command.py with which a program starts that forks no server of the tests."""
-MOST_COLD = 48
+LIGHT = {
+    "unit/launch/test_scratch.py",
+    "unit/processes/test_die_with_parent.py",
+    "unit/processes/watch/test_process.py",
+    "unit/runs/test_dir.py",
+}
+"""Files of which no interpreter imports torch, so that one takes less than 0.1 s."""
+MOST_COLD = 28
 """Fewer is better: one that imports torch takes two seconds. Lower it with each that goes."""
 
 
@@ -25,12 +32,15 @@ def is_cold(function: ast.FunctionDef, imported: set[str]) -> bool:
 
 def is_slow(function: ast.FunctionDef) -> bool:
     """Tell whether `make test` leaves all cases of a test out."""
-    return any(ast.unparse(one).removeprefix("pytest.") == "mark.slow" for one in function.decorator_list)
+    marks = [ast.unparse(one).removeprefix("pytest.") for one in function.decorator_list]
+    return any(mark == "mark.slow" or ("parametrize" in mark and ", slow(" in mark) for mark in marks)
 
 
 def cold_tests() -> Iterator[str]:
     """Yield the tests of `make test` that start Python from nothing, by a function of their file at most."""
     for path in sorted(TESTS.rglob("test_*.py")):
+        if str(path.relative_to(TESTS)) in LIGHT:
+            continue
         tree = ast.parse(path.read_text())
         if (
             "pytestmark" in path.read_text()
