@@ -18,7 +18,7 @@ ALLOWED = {
     "commands/jobs/launchers.py": ("which devices Ray reserves, as it counts GPUs", {"cuda": 1}),
     "launch/kubernetes.py": ("the cluster's name for Nvidia's GPUs, and how to ask for them", {"cuda": 4}),
     "processes/device/determinism.py": ("tf32 is a format of CUDA's matrix products", {"cuda": 2}),
-    "processes/device/accelerator.py": ("what a type lacks", {"mps": 1}),
+    "processes/device/accelerator.py": ("what a type lacks or has alone", {"mps": 1, "cuda": 1}),
 }
 """Of each module: why, and how often which name occurs in it."""
 

@@ -1,8 +1,8 @@
 """What the user asked for: the configuration, read and checked without torch.
 
 A key is a field, with a docstring, of its section's class. The class of a section stands in the file of its
-name; the top level, batch, train, log, evaluate and checkpoint in `run`, compile in `memory`, and ssh, slurm
-and kubernetes in `launchers`.
+name; the top level, batch, train, log, evaluate, checkpoint and integrity in `run`, compile in `memory`, and
+ssh, slurm and kubernetes in `launchers`.
 
 The modules that read files (`load`) and import the user's classes (`classes`) are not exported here: an own
 loop needs neither, and their parsers take longer to import than all of this.
@@ -36,6 +36,7 @@ from lanewise.config.run import ConsoleName as ConsoleName
 from lanewise.config.run import EarlyStoppingConfig as EarlyStoppingConfig
 from lanewise.config.run import EvaluateConfig as EvaluateConfig
 from lanewise.config.run import EveryConfig as EveryConfig
+from lanewise.config.run import IntegrityConfig as IntegrityConfig
 from lanewise.config.run import LogConfig as LogConfig
 from lanewise.config.run import PrecisionName as PrecisionName
 from lanewise.config.run import RunConfig as RunConfig

@@ -273,6 +273,14 @@ def _processes_run_equally_many_lanes(
         )
 
 
+class IntegrityConfig(Section):
+    """Whether silent errors of devices and memory are looked for; docs/integrity.md says which are found."""
+
+    digest_every_steps: Annotated[int, at_least(1)] | None = None
+    """Optimizer steps from one line of metrics.jsonl with digests of the state to the next; each checkpoint
+    has them too. What several processes hold alike is compared. Unset: never."""
+
+
 class RunConfig(Section):
     """Everything that a run was asked for."""
 
@@ -317,6 +325,8 @@ class RunConfig(Section):
     """Evaluation during training."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoints, from which a run goes on."""
+    integrity: IntegrityConfig = field(default_factory=IntegrityConfig)
+    """Digests of the state, which tell of silent errors."""
     callbacks: tuple[ClassConfig, ...] = ()
     """What observes the run on rank 0, besides the progress bar, metrics.jsonl and TensorBoard's events."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)

@@ -13,7 +13,7 @@ from lanewise.config.optimizer_rules import needs_closure
 from lanewise.data import LaneBatch
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.buffers.pack import find_places
-from lanewise.engine.observers import Observers, ShownModel
+from lanewise.engine.observers import Observers, ShownModel, digested
 from lanewise.engine.profiler import profiled
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.run import Run
@@ -144,7 +144,8 @@ class Engine:
             shown.show(self.first_step - 1, to_all=True)
             if self._saving is not None:
                 self._saving.stop_reason = observers.stop_reason
-            for report in profiled(self.steps(), self.run, run_dir.profile, self.first_step):
+            steps = digested(self.steps(), self.run, observers, self.ends_with)
+            for report in profiled(steps, self.run, run_dir.profile, self.first_step):
                 stops, self._is_ended_by_callback = report.totals.votes.stop, report.totals.votes.end
                 self._ends_early |= self._is_ended_by_callback
                 end, ends_run = self.run.loader.end_of(report.step), self.ends_with(report.step)

@@ -14,11 +14,12 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from lanewise.engine.evaluation.evaluator import eval_mode
 from lanewise.engine.run.run import Run
-from lanewise.engine.step.metrics import IntervalReport
+from lanewise.engine.step.metrics import IntervalReport, StepReport
 from lanewise.errors import ConfigError, noting
 from lanewise.lanes import callback_seed
 from lanewise.processes.device.random_state import kept_random_state, set_random_state
 from lanewise.processes.watch.heartbeat import CALLBACK, heartbeat
+from lanewise.processes.world.digests import gather_digests
 from lanewise.runs.callback import Callback, RunStart
 from lanewise.runs.media import Media
 
@@ -81,6 +82,12 @@ class Observers:
         """Show that the best model so far was written."""
         for callback in self.callbacks:
             callback.on_best(epoch + 1, step + 1, model)
+
+    def show_digests(self, epoch: int, step: int, digests: Mapping[str, str]) -> None:
+        """Show the digests of the state after a step."""
+        self.catch_up()
+        for callback in self.callbacks:
+            callback.on_digests(epoch + 1, step + 1, digests)
 
     def _show_now(self, report: IntervalReport) -> None:
         self.write_times(report)
@@ -162,6 +169,36 @@ class ShownModel:
         for media in logged:
             for callback in self._observers.callbacks:
                 callback.on_media(epoch + 1, step + 1, media)
+
+
+def digested(
+    steps: Iterator[StepReport], run: Run, observers: Observers, ends_with: Callable[[int], bool]
+) -> Iterator[StepReport]:
+    """Return an iterator of the same steps, that shows digests of the state after those that are due.
+
+    Collective, as the steps are.
+
+    Args:
+        steps: each item is a step that was taken.
+        run: whose state it is; its configuration says which steps are due, besides the last one.
+        observers: the callbacks of this process.
+        ends_with: tells whether a step is the last one.
+
+    Raises:
+        WorldError: if a tensor differs between processes that should have it alike.
+    """
+    every = run.config.integrity.digest_every_steps
+    if every is None:
+        return steps
+
+    def show_due() -> Iterator[StepReport]:
+        for report in steps:
+            if (report.step + 1) % every == 0 or ends_with(report.step):
+                digests = gather_digests(run.state.take(), run.world, report.step + 1)
+                observers.show_digests(run.loader.end_of(report.step).epoch, report.step, digests)
+            yield report
+
+    return show_due()
 
 
 def _note_progress(*_: object) -> None:

@@ -45,6 +45,7 @@ class Callback:
         on_evaluation   after each evaluation, which follows its step
         on_best         after the best model so far was written, which follows its evaluation
         on_model        when a start begins, after each evaluation or every so many steps, after the last step
+        on_digests      with the digests of the state after a step, by integrity.digest_every_steps
         on_media        after a callback logged a text or an image in its on_model
         on_end          after the last step, or after the error that ends the run
 
@@ -103,6 +104,9 @@ class Callback:
             step: the last step; 0 before the first one.
             model: what is evaluated, the average where there is one; in evaluation mode, on the device.
         """
+
+    def on_digests(self, epoch: int, step: int, digests: Mapping[str, str]) -> None:
+        """Take a digest of each tensor of the state after this step: 16 hexadecimal digits."""
 
     def on_media(self, epoch: int, step: int, media: Media) -> None:
         """Take a text or an image that a callback logged."""

@@ -18,8 +18,8 @@ _MAX_LINE = 16 * 2**20
 
 
 def is_evaluation(columns: Mapping[str, Any]) -> bool:
-    """Tell whether a line of metrics.jsonl is of an evaluation, neither of a step nor of an epoch's reads."""
-    return not columns.keys() & {"train/learning_rate", "data/skipped_samples"}
+    """Tell whether a line of metrics.jsonl is an evaluation: no step, no epoch's reads, no event."""
+    return not columns.keys() & {"train/learning_rate", "data/skipped_samples", "event"}
 
 
 def cut(path: Path, after_step: int, *, evaluates_first: bool = False) -> None:

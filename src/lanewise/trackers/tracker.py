@@ -31,9 +31,8 @@ class Line:
     """A line of metrics.jsonl: a logged step, or what follows one."""
 
     number: int
-    """The number of the line, from 1, over the whole run. A run that goes on cuts the lines after its
-    checkpoint, and writes them
-    again under the same numbers."""
+    """The number of the line, from 1, over the whole run; events are not counted. A run that goes on cuts the
+    lines after its checkpoint, and writes them again under the same numbers."""
     epoch: int
     step: int
     seconds: float
@@ -171,7 +170,8 @@ class Tracker(LineCallback, ABC):
             end, end_of_media = metrics.end(), media.end() if takes_media else 0
             while end != (later := metrics.end()):  # the media ahead of a line that came meanwhile may lack
                 end, end_of_media = later, media.end() if takes_media else 0
-            lines = (_line(next(numbers), columns) for columns in metrics.read(end))
+            found = (columns for columns in metrics.read(end) if "event" not in columns)
+            lines = (_line(next(numbers), columns) for columns in found)
             shown = (_shown(columns) for columns in media.read(end_of_media))
             both: tuple[Iterator[Line | _Shown], ...] = (lines, shown)
             yield from heapq.merge(*both, key=lambda found: (found.step, isinstance(found, _Shown)))

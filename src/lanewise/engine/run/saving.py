@@ -9,6 +9,7 @@ from lanewise.engine.run.run import Run
 from lanewise.engine.step.guard.equal_state import require_equal_state
 from lanewise.engine.step.wire import Votes
 from lanewise.errors import CheckpointError, PreemptedError
+from lanewise.processes.world.digests import gather_digests
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.runs.checkpoint.saver import Saver
@@ -85,17 +86,22 @@ class Saving:
         Raises:
             CheckpointError: if this save, or the one before, failed.
             TaskError: if what the task does after an update differs between processes.
+            WorldError: if a digest differs between them.
             PreemptedError: if the run stops here.
         """
         deadline = time.monotonic() + self._config.preempt_seconds
         if stops:  # the previous save may still be in progress
             self._finish_before(deadline, step)
         run = self._run
-        require_equal_state(run.training.model, run.world, step)
+        state, digests = self._state.take(), dict[str, str]()
+        if run.config.integrity.digest_every_steps is None:
+            require_equal_state(run.training.model, run.world, step)
+        else:
+            digests = gather_digests(state, run.world, step + 1)
         if run.identity["num_steps"] is None and any(run.world.all_gather_tree(run.length.is_asked)):
             run.note_length()
-        manifest = Manifest(step=step + 1, metric=metric, identity=run.identity, files=())
-        self._saver.save(self._state.take(), manifest)
+        manifest = Manifest(step=step + 1, metric=metric, identity=run.identity, files=(), digests=digests)
+        self._saver.save(state, manifest)
         self._last_save = time.monotonic()
         if stops:
             self._finish_before(deadline, step)

@@ -18,6 +18,7 @@ import torch
 from lanewise.processes.device.nested import map_leaves
 
 _WITHOUT_FLOAT64 = {"mps"}
+_WITH_XOR = {"cpu", "cuda"}
 
 Moment = float | torch.Event
 """A point in time: in seconds of the host's clock, or between two operations that a device runs."""
@@ -81,6 +82,11 @@ def set_generator_state(state: torch.Tensor) -> None:
     module = module_in_use()
     assert module is not None
     module.set_rng_state(state)
+
+
+def can_join_by_xor(device: torch.device) -> bool:
+    """Tell whether the device has a kernel for `torch.hash_tensor`."""
+    return device.type in _WITH_XOR
 
 
 @cache

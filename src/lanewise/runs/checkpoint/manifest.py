@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,10 +41,14 @@ class Manifest:
     identity: Mapping[str, Any]
     """What identifies the run: its lanes, dataset, seed and the like."""
     files: tuple[FileEntry, ...]
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The digest of each tensor, on the devices that saved it; empty where the run has none."""
 
     def write(self, folder: Path) -> None:
         """Write it to a folder whose files are there, and make it durable."""
         tree = asdict(self)
+        if not self.digests:
+            del tree["digests"]
         whole = {"format": _FORMAT, "sha256": _digest(tree), "manifest": tree}
         write_json(folder / NAME, json.dumps(whole, allow_nan=False, indent=1), _MAX_BYTES)
 
@@ -71,7 +75,7 @@ class Manifest:
     @classmethod
     def from_tree(cls, tree: object) -> "Manifest":
         """Make it of what `asdict` made of one; raise ValueError if something else did."""
-        manifest: Manifest = as_type(tree, cls)
+        manifest: Manifest = as_type({"digests": {}, **tree} if isinstance(tree, dict) else tree, cls)
         names = [file.name for file in manifest.files]
         if not all(map(_is_name, names)) or len({NAME, *names}) <= len(names):
             raise ValueError("a file lies elsewhere, or is named twice")

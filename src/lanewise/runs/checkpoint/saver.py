@@ -22,6 +22,7 @@ from safetensors import safe_open
 from lanewise.errors import LanewiseError, StorageError
 from lanewise.processes.watch.heartbeat import SAVE, heartbeat
 from lanewise.processes.watch.watch import SAVING
+from lanewise.processes.world.digests import require_digests
 from lanewise.processes.world.encode import TensorTable, decode, encode
 from lanewise.processes.world.world import World
 from lanewise.runs.checkpoint.folder import CheckpointFolder
@@ -196,7 +197,8 @@ def load_state(folder: Path, manifest: Manifest, device: str = "cpu") -> dict[st
         device: of the tensors.
 
     Raises:
-        CheckpointError: if a file cannot be read after all, or holds something that no save writes.
+        CheckpointError: if a file cannot be read after all, or holds something that no save writes, or a
+            tensor is not what the devices held that saved it.
     """
     with reading(folder):
         tensors: dict[str, torch.Tensor] = {}
@@ -211,4 +213,6 @@ def load_state(folder: Path, manifest: Manifest, device: str = "cpu") -> dict[st
         state = decode(read_json(folder / STATE, MAX_STATE_BYTES), tensors)
         if not isinstance(state, dict):
             raise TypeError(f"{STATE} is not a mapping")
-        return state
+    if manifest.digests and device != "meta":
+        require_digests(state, manifest.digests, folder)
+    return state

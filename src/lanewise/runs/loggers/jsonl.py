@@ -35,6 +35,11 @@ class JsonlLogger(LineCallback):
     def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         self._lines.write(columns_of(epoch, step, values))
 
+    def on_digests(self, epoch: int, step: int, digests: Mapping[str, str]) -> None:
+        """See `Callback`."""
+        place = {"epoch": epoch, "step": step, "time": time.time()}
+        self._lines.write({"event": "digests", **place, "digests": digests})
+
     def on_media(self, epoch: int, step: int, media: Media) -> None:
         shown = {"png": b64encode(media.png).decode()} if media.png else {"text": media.text}
         self._media.write({"epoch": epoch, "step": step, "time": time.time(), "name": media.name, **shown})

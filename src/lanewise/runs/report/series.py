@@ -60,11 +60,12 @@ def read_series(lines: JsonLinesReader) -> dict[str, Points]:
     """Return the points of every metric, in the order in which they were written.
 
     Args:
-        lines: of a file with a step, and mostly a time, in each line; others are left out.
+        lines: of a file with a step, and mostly a time, in each line; others are left out, as
+            are events.
     """
     tables: dict[tuple[str, ...], _Table] = {}
     for line in lines:
-        if count_of(line.get("step")) is None:
+        if count_of(line.get("step")) is None or "event" in line:
             continue
         names = tuple(line)
         table = tables.get(names)
