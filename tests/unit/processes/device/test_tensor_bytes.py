@@ -1,10 +1,13 @@
-"""The bytes of tensors, which stay tensors that can be resized."""
+"""The bytes of tensors, which stay tensors that can be resized, and their checksums by place."""
+
+from functools import reduce
+from operator import xor
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lanewise.processes.device.tensor_bytes import tensor_bytes
+from lanewise.processes.device.tensor_bytes import placed_checksum, tensor_bytes
 
 
 @pytest.mark.parametrize(
@@ -39,3 +42,25 @@ def test_a_tensor_without_memory_is_refused():
         tensor_bytes(fake)
     with pytest.raises(RuntimeError):
         tensor_bytes(torch.zeros(3, device="meta"))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [0, 1, 5, 2**15, 2**15 + 1, 2**16 + 3])
+def test_a_placed_checksum_is_the_xor_of_products(dtype, size):
+    """The rule in Python's integers, of one piece and of several."""
+    tensor = torch.randint(-100, 100, (size,)).to(dtype)
+    width = {1: torch.int8, 2: torch.int16}.get(tensor.element_size(), torch.int32)
+    products = [
+        element * (2 * place + 1) * 0x9E3779B97F4A7C15
+        for place, element in enumerate(tensor.view(width).tolist())
+    ]
+    assert int(placed_checksum(tensor)) % 2**64 == reduce(xor, products, 0) % 2**64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.complex64, torch.complex128], ids=str)
+def test_placed_checksums_of_parts_join_by_xor(dtype):
+    tensor = torch.randn(11, 3).to(dtype)
+    first, second = tensor.split([4, 7])
+    joined = placed_checksum(first) ^ placed_checksum(second, first.numel())
+    assert joined == placed_checksum(tensor)
+    assert joined != placed_checksum(first) ^ placed_checksum(second)
