@@ -212,3 +212,13 @@ def test_what_a_killed_start_logged_is_sent_by_the_next_one(tmp_path):
     assert anew.media[:4] == [(1, "before"), (1, "too"), (2, "after 1"), (4, "after 2")]
     assert anew.media[4:] == [(6, "after 3"), (6, "between lines")]
     assert further.media == anew.media[3:]
+
+
+def test_an_event_is_not_sent_and_has_no_number(tmp_path):
+    """So that a tracker that knows the last number goes on with the next line."""
+    write(tmp_path, 1)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "digests", "epoch": 1, "step": 1, "time": 1.0, "digests": {}}) + "\n")
+    kept = Kept()
+    follow(kept, tmp_path, 2)
+    assert [(line.number, line.step) for line in kept.lines] == [(1, 1), (2, 2)]

@@ -16,6 +16,7 @@ from lanewise.engine.state.restore import find_newest, restore
 from lanewise.engine.state.run_state import LEFT_OUT, RunState
 from lanewise.errors import CheckpointError
 from lanewise.processes.device.tensor_bytes import checksum
+from lanewise.processes.world.digests import gather_digests
 from lanewise.processes.world.encode import TensorTable, encode
 from lanewise.processes.world.world import World
 from lanewise.runs.checkpoint.folder import CheckpointFolder
@@ -86,6 +87,7 @@ class OwnCheckpoints:
 
         Raises:
             CheckpointError: if a value cannot be saved, or differs between ranks.
+            WorldError: if a digest differs between ranks, as of an optimizer's state.
             StorageError: if the previous save failed.
         """
         for pass_ in self.prepared.passes.values():
@@ -93,7 +95,8 @@ class OwnCheckpoints:
         state = self._state.take()
         self._require_equal(state)
         identity = {**self.identity, _DATASETS: list(self.datasets.identities)}
-        manifest = Manifest(step=step, metric=None, identity=identity, files=())
+        digests = gather_digests(state, self.world, step)
+        manifest = Manifest(step=step, metric=None, identity=identity, files=(), digests=digests)
         self._saver.save(state, manifest)
         for pass_ in self.prepared.passes.values():
             pass_.look_again()

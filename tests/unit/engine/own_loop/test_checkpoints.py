@@ -9,8 +9,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lanewise import Loss
-from lanewise.errors import CheckpointError
+from lanewise.errors import CheckpointError, WorldError
 from lanewise.processes.world.world import World
+from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import state_bytes
 from tests.slow import slow
@@ -130,3 +131,32 @@ def test_a_prepared_model_that_differs_between_processes_is_not_saved(tmp_path):
         for message in said:
             assert message.startswith("the state of model differs between processes (ranks ")
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def astray_in_optimizer(world: World, folder: str) -> str:
+    """Change what the optimizer keeps of a weight, on one process alone."""
+    lanes = make_lanes(world)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    lanes.prepare(model)
+    optimizer.state[model.weight]["momentum_buffer"] = torch.ones(1, 3)
+    checkpoints = lanes.checkpoints(folder, model=model, optimizer=optimizer)
+    checkpoints.save(1)
+    optimizer.state[model.weight]["momentum_buffer"][0, 1] *= -1 if world.rank == 1 else 1
+    with pytest.raises(WorldError) as caught:
+        checkpoints.save(2)
+    checkpoints.finish()
+    return str(caught.value)
+
+
+def test_an_optimizer_that_differs_between_processes_is_not_saved(tmp_path):
+    """It was taken for equal where its model is."""
+    for said in run_distributed(astray_in_optimizer, 3, str(tmp_path)):
+        assert said.startswith("optimizer/state/model.weight/momentum_buffer differs between processes")
+        assert "after step 2, where all must have the same: rank 1 (" in said
+    (saved,) = tmp_path.iterdir()
+    assert set(Manifest.read(saved).digests) == {
+        "model/weight",
+        "model/bias",
+        "optimizer/state/model.weight/momentum_buffer",
+    }

@@ -275,3 +275,11 @@ def test_a_manifest_that_is_too_long_is_not_read(tmp_path):
         file.truncate(200 * 2**20)
     with pytest.raises(CheckpointError, match="it has more than 16777216 bytes"):
         Manifest.read(tmp_path)
+
+
+def test_without_digests_it_is_what_it_was_before_there_were_any(tmp_path):
+    Manifest(3, None, {}, ()).write(tmp_path)
+    assert "digests" not in (tmp_path / "manifest.json").read_text()
+    assert Manifest.read(tmp_path).digests == {}
+    Manifest(3, None, {}, (), {"model/weight": "00ff00ff00ff00ff"}).write(tmp_path)
+    assert Manifest.read(tmp_path).digests == {"model/weight": "00ff00ff00ff00ff"}

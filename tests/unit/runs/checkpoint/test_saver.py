@@ -614,3 +614,14 @@ def test_a_planted_pickle_never_runs(tmp_path, checkpoint, name, is_zip, is_sign
     content = (folder / name).read_bytes()
     torch.load(io.BytesIO(content), weights_only=False) if is_zip else pickle.loads(content)
     assert mark.exists()  # so it was a real one
+
+
+def test_a_tensor_that_has_another_digest_is_refused_whoever_reads_it(tmp_path):
+    """Its file is as it was written: no checksum tells."""
+    target = make_saver(tmp_path)
+    target.save(state_of(OLD), Manifest(OLD, None, {}, (), {"model/weight": "0" * 16}))
+    target.finish()
+    path, manifest = CheckpointFolder(tmp_path).newest_good(lambda _: None)
+    with pytest.raises(CheckpointError, match="step-000002 is damaged: model/weight has the digest"):
+        load_state(path, manifest)
+    assert load_state(path, manifest, "meta")["model"]["weight"].is_meta  # which has no values to compare

@@ -192,3 +192,17 @@ def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch, caplog):
     JsonlLogger(path, after_step=1)
     assert path.read_bytes() == b'{"step": 0}\n{"step": 1}\n'
     assert "1 lines that cannot be read are left out" in caplog.text
+
+
+def test_digests_are_an_event_of_their_own(tmp_path):
+    path = tmp_path / "m"
+    logger = JsonlLogger(path)
+    logger.on_digests(1, 2, {"model/weight": "00ff00ff00ff00ff"})
+    logger.on_end(None)
+    assert lines_of(path) == [
+        {"event": "digests", "epoch": 1, "step": 2, "digests": {"model/weight": "00ff00ff00ff00ff"}}
+    ]
+    JsonlLogger(path, 2, evaluates_first=True)
+    assert len(lines_of(path)) == 1  # it is no evaluation, which is cut as it is made again
+    JsonlLogger(path, 1)
+    assert path.read_text() == ""

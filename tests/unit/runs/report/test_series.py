@@ -81,3 +81,8 @@ def test_a_mean_is_over_the_steps_of_each_line_and_leaves_gaps_out():
     assert mean_of(points, "a") == pytest.approx((20 + 49 + 50) / 100)
     assert mean_of(points, "b") is None
     assert mean_of({"a": Points(*np.full((3, 2), math.nan))}, "a") is None
+
+
+def test_an_event_has_no_points(tmp_path):
+    digests = {"event": "digests", "epoch": 1, "step": 1, "time": 1.0, "digests": {"model/weight": "00"}}
+    assert series_of(tmp_path, [step(1, 3.0), digests]).keys() == series_of(tmp_path, [step(1, 3.0)]).keys()

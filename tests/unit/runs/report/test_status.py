@@ -135,3 +135,9 @@ def test_runs_are_found_below_a_folder_and_not_inside_of_each_other(tmp_path):
     assert list(find_runs(tmp_path)) == [tmp_path / "a", tmp_path / "deep" / "b"]
     assert list(find_runs(tmp_path / "a")) == [tmp_path / "a"]
     assert list(find_runs(tmp_path / "nowhere")) == []
+
+
+def test_an_event_is_no_evaluation(tmp_path):
+    digests = {"event": "digests", "step": 20, "time": 1.0, "digests": {"model/weight": "00"}}
+    write_run(tmp_path, [START], [step(10, 2.0), evaluation(20, 0.5, 0.9), digests])
+    assert read_status(tmp_path).evaluation == {"held_out/loss": 0.5, "held_out/accuracy": 0.9}
