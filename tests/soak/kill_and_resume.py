@@ -43,13 +43,13 @@ def write_noisy(folder: Path, *, num_steps: int = 12, every_steps: int = 3, **se
     return write_config(folder, **given | sections)
 
 
-def losses(run_dir: Path) -> list[tuple[int, int, float]]:
-    """Return epoch, step and loss of each line of metrics."""
+def losses(run_dir: Path) -> list[tuple[int, int, Any]]:
+    """Return epoch, step and loss of each line of metrics; of a line of digests these."""
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [(line["epoch"], line["step"], line["train/loss"]) for line in lines]
+    return [(line["epoch"], line["step"], line.get("digests") or line["train/loss"]) for line in lines]
 
 
-def result(folder: Path) -> tuple[bytes, list[tuple[int, int, float]]]:
+def result(folder: Path) -> tuple[bytes, list[tuple[int, int, Any]]]:
     """Return what must not depend on how often the run in a folder was stopped."""
     return (folder / "run" / "model.safetensors").read_bytes(), losses(folder / "run")
 
@@ -141,8 +141,9 @@ def main() -> None:
     kinds = [random.choice(KINDS) for _ in range(NUM_KILLS)]
     num_steps = 200
     with tempfile.TemporaryDirectory(prefix="lanewise-soak-") as name:
+        sections = {"log": {"every_steps": 7}, "integrity": {"digest_every_steps": 1}}
         whole, parts = (
-            write_noisy(Path(name, folder), num_steps=num_steps, every_steps=1, log={"every_steps": 7})
+            write_noisy(Path(name, folder), num_steps=num_steps, every_steps=1, **sections)
             for folder in ("whole", "parts")
         )
         lanewise("train", whole).require_success()

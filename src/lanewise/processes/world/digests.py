@@ -122,7 +122,7 @@ def _describe(name: str, values: Sequence[str], hosts: Sequence[str], step: int)
     others = (
         f"the other {count} have {common}"
         if has_most
-        else "none is that of most, so each of them may be wrong"
+        else "no digest has a majority, so any of them may be wrong"
     )
     return (
         f"{name} differs between processes after step {step}, where all must have the same: "
