@@ -259,9 +259,10 @@ def fit_flipped(world: Any, config: RunConfig, folder: str) -> str:
     run = build_run(config, world)
     logger = Flips(run_dir.metrics)
     logger.model = run.training.model
-    engine = Engine(run, saving=Saving(run, CheckpointFolder(run_dir.checkpoints)))
+    saving = Saving(run, CheckpointFolder(run_dir.checkpoints))
     with pytest.raises(WorldError) as raised:
-        engine.fit(run_dir, [logger])
+        Engine(run, saving=saving).fit(run_dir, [logger])
+    saving.finish()  # of the checkpoint before it
     return str(raised.value)
 
 
