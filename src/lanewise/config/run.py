@@ -274,7 +274,7 @@ def _processes_run_equally_many_lanes(
 
 
 class IntegrityConfig(Section):
-    """Whether silent errors of devices and memory are looked for; docs/integrity.md says which are found."""
+    """Whether silent errors of devices and memory are looked for; docs/failure.md says which are found."""
 
     digest_every_steps: Annotated[int, at_least(1)] | None = None
     """Optimizer steps from one line of metrics.jsonl with digests of the state to the next; each checkpoint

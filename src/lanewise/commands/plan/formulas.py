@@ -18,7 +18,7 @@ from typing import NamedTuple, final
 
 from lanewise.commands.plan.memory import (
     HeldMoment,
-    Mark,
+    LaneMark,
     Measured,
     Memory,
     Setting,
@@ -89,7 +89,7 @@ class _Lane:
         self.num_missing = Counter(
             weights[stretch.number].group
             for stretch in measured.memory.stretches
-            if stretch.mark is Mark.GRADIENT
+            if stretch.mark is LaneMark.GRADIENT
         )
         """Gradients that are not complete, by group."""
         has_earlier_lanes, size = setting.num_lanes_each > 1, self.part.total()
@@ -117,22 +117,22 @@ class _Lane:
         """Do what a mark asks for, and yield what is in use then and until the next mark."""
         number, live = stretch.number, stretch.live_bytes
         match stretch.mark:
-            case Mark.FORWARD | Mark.BLOCK_FORWARD:
+            case LaneMark.FORWARD | LaneMark.BLOCK_FORWARD:
                 yield from self._gather(number, live, in_forward=True)
-            case Mark.BLOCK_END:
+            case LaneMark.BLOCK_END:
                 self.whole.discard(number)
                 self.order.append(number)
-            case Mark.BACKWARD:
+            case LaneMark.BACKWARD:
                 self._prefetch(len(self.order))
-            case Mark.BLOCK_BACKWARD:
+            case LaneMark.BLOCK_BACKWARD:
                 yield from self._gather(number, live, in_forward=False)
-            case Mark.GRADIENT:
+            case LaneMark.GRADIENT:
                 weight = self.weights[number]
                 self.unsent[weight.group] += weight.num_bytes
                 self.num_missing[weight.group] -= 1
                 if not self.num_missing[weight.group] and weight.group != ROOT:
                     yield from self._send(weight.group, live)
-            case Mark.END:
+            case LaneMark.END:
                 yield from self._send(ROOT, live)
         yield self._moment(stretch.peak_bytes)
 

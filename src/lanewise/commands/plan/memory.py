@@ -16,7 +16,7 @@ from lanewise.commands.plan.update import Cut, Update
 from lanewise.config import REDUCERS, Equality, ReducerKind, ReducerName
 
 
-class Mark(Enum):
+class LaneMark(Enum):
     """What begins a stretch of a lane."""
 
     FORWARD = "the lane begins"
@@ -31,7 +31,7 @@ class Mark(Enum):
 class Stretch(NamedTuple):
     """The time between two marks."""
 
-    mark: Mark
+    mark: LaneMark
     number: int
     """Which block (from 1 on) or which parameter is marked; 0 for the other marks."""
     live_bytes: int
@@ -137,7 +137,7 @@ class Measured:
         """Bytes of the gradients that are complete, in each stretch of the lane."""
         return list(
             accumulate(
-                self.weights[stretch.number].num_bytes if stretch.mark is Mark.GRADIENT else 0
+                self.weights[stretch.number].num_bytes if stretch.mark is LaneMark.GRADIENT else 0
                 for stretch in self.memory.stretches
             )
         )

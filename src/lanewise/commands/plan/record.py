@@ -11,7 +11,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
-from lanewise.commands.plan.memory import LaneMemory, Mark, Stretch
+from lanewise.commands.plan.memory import LaneMark, LaneMemory, Stretch
 from lanewise.engine.step.lanes import TaskLane
 from lanewise.engine.step.terms import terms_of
 from lanewise.errors import TaskError
@@ -42,7 +42,7 @@ def record_memory(model: nn.Module, lane: TaskLane, blocks: Sequence[nn.Module])
         loss = _loss_of(lane, outputs)
         loss_bytes = max(0, live.live_bytes - forward_bytes)
         del outputs
-        recorder.mark(Mark.BACKWARD)
+        recorder.mark(LaneMark.BACKWARD)
         saved_bytes = live.live_bytes
         loss.backward()
         recorder.end()
@@ -86,20 +86,20 @@ class _Recorder:
     def __init__(self, live: LiveStorage) -> None:
         self.stretches: list[Stretch] = []
         self._live = live
-        self._begin = (Mark.FORWARD, 0, live.live_bytes)
+        self._begin = (LaneMark.FORWARD, 0, live.live_bytes)
 
-    def mark(self, mark: Mark, number: int = 0) -> None:
+    def mark(self, mark: LaneMark, number: int = 0) -> None:
         """End a stretch and begin another one."""
         self.stretches.append(Stretch(*self._begin, self._live.take_peak()))
         self._begin = (mark, number, self._live.live_bytes)
 
     def end(self) -> None:
         """End the last stretch, and the record."""
-        self.mark(Mark.END)
+        self.mark(LaneMark.END)
         self.stretches.append(Stretch(*self._begin, self._live.live_bytes))
 
     def watch(self, model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[RemovableHandle]:
-        """Mark what the parameters and the blocks do, until the handles are removed."""
+        """LaneMark what the parameters and the blocks do, until the handles are removed."""
         for number, parameter in enumerate(model.parameters()):
             if parameter.requires_grad:
                 yield parameter.register_post_accumulate_grad_hook(partial(self._take_gradient, number))
@@ -108,15 +108,15 @@ class _Recorder:
             yield block.register_forward_hook(partial(self._end_block, number))
 
     def _take_gradient(self, number: int, parameter: torch.Tensor) -> None:
-        self.mark(Mark.GRADIENT, number)
+        self.mark(LaneMark.GRADIENT, number)
         parameter.grad = None
 
     def _begin_block(self, number: int, _module: nn.Module, _inputs: Any) -> None:
-        self.mark(Mark.BLOCK_FORWARD, number)
+        self.mark(LaneMark.BLOCK_FORWARD, number)
 
     def _end_block(self, number: int, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        self.mark(Mark.BLOCK_END, number)
+        self.mark(LaneMark.BLOCK_END, number)
         if with_gradient := [output for output in tensors_in(outputs) if output.requires_grad]:
             register_multi_grad_hook(
-                with_gradient, lambda _: self.mark(Mark.BLOCK_BACKWARD, number), mode="any"
+                with_gradient, lambda _: self.mark(LaneMark.BLOCK_BACKWARD, number), mode="any"
             )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lanewise.commands.plan.memory import LaneMemory, Mark, Measured, Setting, Stretch
+from lanewise.commands.plan.memory import LaneMark, LaneMemory, Measured, Setting, Stretch
 from lanewise.commands.plan.model import ROOT, Weight
 from lanewise.commands.plan.update import Update
 
@@ -11,18 +11,18 @@ GRADIENT_BYTES = 500
 
 MEMORY = LaneMemory(
     [
-        Stretch(Mark.FORWARD, 0, 50, 60),
-        Stretch(Mark.BLOCK_FORWARD, 1, 60, 1000),
-        Stretch(Mark.BLOCK_END, 1, 900, 900),
-        Stretch(Mark.BLOCK_FORWARD, 2, 900, 2000),
-        Stretch(Mark.BLOCK_END, 2, 1900, 1900),
-        Stretch(Mark.BACKWARD, 0, 1900, 2100),
-        Stretch(Mark.BLOCK_BACKWARD, 2, 2000, 2050),
-        Stretch(Mark.GRADIENT, 2, 1500, 1500),
-        Stretch(Mark.BLOCK_BACKWARD, 1, 1500, 1600),
-        Stretch(Mark.GRADIENT, 1, 500, 500),
-        Stretch(Mark.GRADIENT, 0, 50, 50),
-        Stretch(Mark.END, 0, 50, 50),
+        Stretch(LaneMark.FORWARD, 0, 50, 60),
+        Stretch(LaneMark.BLOCK_FORWARD, 1, 60, 1000),
+        Stretch(LaneMark.BLOCK_END, 1, 900, 900),
+        Stretch(LaneMark.BLOCK_FORWARD, 2, 900, 2000),
+        Stretch(LaneMark.BLOCK_END, 2, 1900, 1900),
+        Stretch(LaneMark.BACKWARD, 0, 1900, 2100),
+        Stretch(LaneMark.BLOCK_BACKWARD, 2, 2000, 2050),
+        Stretch(LaneMark.GRADIENT, 2, 1500, 1500),
+        Stretch(LaneMark.BLOCK_BACKWARD, 1, 1500, 1600),
+        Stretch(LaneMark.GRADIENT, 1, 500, 500),
+        Stretch(LaneMark.GRADIENT, 0, 50, 50),
+        Stretch(LaneMark.END, 0, 50, 50),
     ],
     batch_bytes=0,
     output_bytes=30,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lanewise import Loss
-from lanewise.commands.plan.memory import Mark
+from lanewise.commands.plan.memory import LaneMark
 from lanewise.commands.plan.record import count_flops, record_memory
 from lanewise.data import LaneBatch
 from lanewise.engine.precision import Precision
@@ -40,19 +40,19 @@ def test_the_memory_has_the_lane_in_its_order_and_no_gradients():
     model = network()
     memory = record_memory(model, lane(Sums()), [model[0], model[2]])
     assert [(one.mark, one.number) for one in memory.stretches] == [
-        (Mark.FORWARD, 0),
-        (Mark.BLOCK_FORWARD, 1),
-        (Mark.BLOCK_END, 1),
-        (Mark.BLOCK_FORWARD, 2),
-        (Mark.BLOCK_END, 2),
-        (Mark.BACKWARD, 0),
-        (Mark.BLOCK_BACKWARD, 2),
-        (Mark.GRADIENT, 3),
-        (Mark.GRADIENT, 2),
-        (Mark.BLOCK_BACKWARD, 1),
-        (Mark.GRADIENT, 1),
-        (Mark.GRADIENT, 0),
-        (Mark.END, 0),
+        (LaneMark.FORWARD, 0),
+        (LaneMark.BLOCK_FORWARD, 1),
+        (LaneMark.BLOCK_END, 1),
+        (LaneMark.BLOCK_FORWARD, 2),
+        (LaneMark.BLOCK_END, 2),
+        (LaneMark.BACKWARD, 0),
+        (LaneMark.BLOCK_BACKWARD, 2),
+        (LaneMark.GRADIENT, 3),
+        (LaneMark.GRADIENT, 2),
+        (LaneMark.BLOCK_BACKWARD, 1),
+        (LaneMark.GRADIENT, 1),
+        (LaneMark.GRADIENT, 0),
+        (LaneMark.END, 0),
     ]
     assert all(parameter.grad is None for parameter in model.parameters())
     assert memory.batch_bytes == 4 * 8 * 4
@@ -64,7 +64,7 @@ def test_the_memory_has_the_lane_in_its_order_and_no_gradients():
 def test_what_is_added_decides_where_most_is_alive():
     memory = record_memory(network(), lane(Sums()), [])
     assert memory.peak().lane_bytes == max(one.peak_bytes for one in memory.stretches)
-    at_end = memory.peak(10**6 if one.mark is Mark.END else 0 for one in memory.stretches)
+    at_end = memory.peak(10**6 if one.mark is LaneMark.END else 0 for one in memory.stretches)
     assert at_end.added_bytes == 10**6
 
 

@@ -35,8 +35,8 @@ from lanewise.runs.checkpoint.manifest import Manifest, write_durably
 from lanewise.runs.dir import RunDir
 from lanewise.runs.loggers.jsonl import JsonlLogger
 from lanewise.testing import run_distributed
+from tests.distributed.reduce.test_reducers import FAST, LAYOUTS, Whole
 from tests.distributed.tasks import configure
-from tests.distributed.test_reducers import FAST, LAYOUTS, Whole
 from tests.slow import slow
 
 STEPS = 7
