@@ -1,5 +1,6 @@
 """Loader processes: how they are asked for the micro-batches of lanes, and how they end."""
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, zip_longest
 from multiprocessing.connection import wait
 from typing import Any, TypeVar, final
@@ -72,6 +74,7 @@ def _read(
 ) -> Iterator[LaneBatch]:
     if not num_workers and not pin_memory:
         return map(reader.__getitem__, requests)  # a DataLoader adds 8 to 11 us to each
+    collects = gc.isenabled()
     is_forked = num_workers > 0 and multiprocessing.get_start_method() == "fork"
     inherited = [handle for _, handle in open_handles(reader.dataset)] if is_forked else []
     loader: DataLoader[Any] = DataLoader(
@@ -79,7 +82,7 @@ def _read(
         batch_size=None,  # a turn is a batch already
         sampler=requests,
         num_workers=num_workers,
-        worker_init_fn=_init_worker,
+        worker_init_fn=partial(_init_worker, collects),
         pin_memory=pin_memory,
         # Otherwise the loader would draw its workers' seeds from the default generator.
         generator=torch.Generator(),
@@ -94,10 +97,13 @@ def _read(
             ) from error
     # The workers that are forked here begin with the signals blocked, for `_take_signals`.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    gc.disable()  # and without collections: one could wait for ever for a lock that a thread had at the fork
     try:
         batches = iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if collects:
+            gc.enable()
     if not num_workers:
         return batches
     ends = [process.sentinel for process in multiprocessing.active_children()]
@@ -163,12 +169,16 @@ def _until_told(
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
-def _init_worker(worker: int) -> None:
+def _init_worker(collects: bool, worker: int) -> None:
     """Make a worker end with the trainer, and not before it.
 
     Without this it would outlive a killed trainer by up to 5 s, torch's polling interval. If a signal reaches
-    every process, the trainer alone saves and stops.
+    every process, the trainer alone saves and stops. It collects no garbage of the trainer's, among which may
+    be a loader: its end would wait for locks and workers that are the trainer's.
     """
+    gc.freeze()
+    if collects:
+        gc.enable()
     die_with_parent()
     name_child(f"loader {worker}")
     if sys.platform == "linux":  # others don't tell who sent a signal

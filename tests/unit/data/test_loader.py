@@ -1,6 +1,7 @@
 """One iterator feeds a process for the whole run, with the same bytes whatever reads them ahead."""
 
 import errno
+import gc
 import multiprocessing.synchronize
 import os
 import random
@@ -364,6 +365,37 @@ def test_a_connection_that_breaks_because_a_worker_is_killed_is_not_the_error(mo
 
     with pytest.raises(RuntimeError, match=f"{worker}.* is killed by signal"):
         list(workers._until_told(breaks(), None, [end.sentinel for end in active_children()]))
+
+
+class Left:
+    """Is garbage that notes which process collects it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.itself = path, self
+
+    def __del__(self) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+class Collecting(Dataset[int]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        assert gc.isenabled()
+        gc.collect()
+        return index
+
+
+def test_a_worker_collects_no_garbage_of_the_trainer(tmp_path):
+    """A loader among it was shut down in the worker, which once waited for ever for a lock of its queues."""
+    schedule = Schedule(num_samples=4, global_batch_size=2, micro_batch_size=2)
+    gc.collect()
+    Left(tmp_path / "collected")
+    assert [batch.data for batch in make_loader(Collecting(), schedule, num_workers=1).batches(0, 2)]
+    gc.collect()
+    assert (tmp_path / "collected").read_text() == f"{os.getpid()}\n"
 
 
 TRAINER = """
