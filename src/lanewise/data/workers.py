@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -163,6 +164,11 @@ def _until_told(
     except (OSError, EOFError):
         if wait(ends, _SECONDS_TO_SEE_AN_END):
             time.sleep(_SECONDS_TO_BE_TOLD)  # the error is raised from within
+        raise
+    except Exception as error:
+        # Else the workers live until the loader is collected, which then waits five seconds for each of them.
+        traceback.clear_frames(error.__traceback__)
+        del batches
         raise
 
 

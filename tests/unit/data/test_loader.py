@@ -398,6 +398,21 @@ def test_a_worker_collects_no_garbage_of_the_trainer(tmp_path):
     assert (tmp_path / "collected").read_text() == f"{os.getpid()}\n"
 
 
+class Failing(Collecting):
+    def __getitem__(self, index: int) -> int:
+        raise ValueError("on purpose")
+
+
+def test_workers_end_with_an_error_of_one_though_its_traceback_is_kept():
+    """They lived until the garbage was collected, which waited five seconds for each of them."""
+    schedule = Schedule(num_samples=4, global_batch_size=2, micro_batch_size=2)
+    before = {child.pid for child in active_children()}
+    with pytest.raises(Exception, match="on purpose") as kept:
+        list(make_loader(Failing(), schedule, num_workers=1).batches(0, 2))
+    assert {child.pid for child in active_children()} <= before
+    assert kept.value.__traceback__ is not None
+
+
 TRAINER = """
 import os, signal, sys, time
 from lanewise.processes.die_with_parent import name_process
