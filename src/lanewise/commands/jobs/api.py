@@ -46,6 +46,7 @@ class Sections(TypedDict, total=False):
     log: Section | None
     evaluate: Section | None
     checkpoint: Section | None
+    integrity: Section | None
     distributed: Section | None
 
 
@@ -109,6 +110,7 @@ def train(
         log: how often metrics are written.
         evaluate: when to evaluate.
         checkpoint: how often to save, and how many checkpoints to keep.
+        integrity: how often to write digests of the state, and to compare what processes have alike.
         distributed: which devices to use; `devices` unset: one, as on the command line.
         callbacks: observe the run on rank 0, in its process.
         resume: whether to go on from the newest good checkpoint in run_dir, if there is one.

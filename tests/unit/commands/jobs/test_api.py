@@ -25,6 +25,7 @@ SECTIONS: dict[str, Any] = {
     "log": {"every_steps": 3},
     "evaluate": {"every_epochs": 3},
     "checkpoint": {"keep_last": 3},
+    "integrity": {"digest_every_steps": 3},
     "distributed": {"devices": 2},
 }
 
