@@ -126,7 +126,9 @@ def run_commands(page: Path, checkout: Path, run: Callable[[str, Path, Path], No
 
 def run_block(text: str, folder: Path, cache: Path) -> None:
     shell = ("bash", "-e", "-o", "pipefail", "-c", text)
-    with Cold(*shell, cwd=folder, variables={**VARIABLES, "XDG_CACHE_HOME": str(cache)}) as command:
+    # A warning is no error to who types it: torch.distributed.launch says that torchrun took its place.
+    variables = {**VARIABLES, "XDG_CACHE_HOME": str(cache), "PYTHONWARNINGS": None}
+    with Cold(*shell, cwd=folder, variables=variables) as command:
         command.patience_seconds = 600
         command.finish().require_success()
 
