@@ -108,8 +108,8 @@ fmt: $(STAMP) ## format, and mend what lint can mend by itself
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP)) ## run what needs a GPU, and write its table to benchmarks/results.md
 	@$(GPU_PYTHON) -c 'import sys, torch; found = torch.cuda.device_count(); sys.exit(None if found >= $(GPUS) else \
 	    f"make gpu needs $(GPUS) CUDA devices: torch {torch.__version__} of $(GPU_PYTHON) sees {found}.")'
-	timeout 15m $(GPU_PYTHON) -m pytest -m gpu -rs tests/gpu $(PYTEST_ARGS)
-	timeout 10m $(GPU_PYTHON) benchmarks/gpu.py
+	timeout 6m $(GPU_PYTHON) -m pytest -m gpu -rs tests/gpu $(PYTEST_ARGS)
+	timeout 9m $(GPU_PYTHON) benchmarks/gpu.py
 
 benchmarks: $(BENCHMARKS_STAMP) ## compare with hand-written loops and other libraries, and write benchmarks/results.md (more than an hour)
 	@for name in $(BENCHMARKS); do $(BENCHMARKS_VENV)/bin/python benchmarks/$$name.py --write || exit 1; done

@@ -1,10 +1,10 @@
-"""Trains under every reducer on GPUs: compares models, measures a GPT of 124M, and writes tables to the docs.
+"""Trains under every reducer on GPUs: compares models, measures GPTs, and writes tables to the results.
 
     python benchmarks/gpu.py [DEVICE] [FILE]
 
 DEVICE is `cuda` or `cpu`; two devices may be one GPU, which gloo shares between processes. On `cpu` the GPT
 is tiny, to see that the script works. The tables replace the section "GPU" of FILE, results.md by
-default.
+default. With several GPUs `lanewise bench` measures ddp and fsdp on all of them, over NCCL.
 """
 
 import json
@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from large_gpt import LEARNING_RATE, MAX_GRAD_NORM, NUM_LANES, SIZES
+from large_gpt import NUM_LANES, WIDEST, configured
 from section import PAGE, replace_section, table, versions
 
 ROOT = Path(__file__).parents[1]
 MNIST = ROOT / "examples" / "mnist" / "mnist.yaml"
 REDUCERS = ("single", "ddp", "fsdp", "data_parallel", "balanced_data_parallel")
 PRECISIONS = ("float32", "bf16")
-SECONDS = 90.0
-"""For which `lanewise bench` measures the GPT."""
+GPTS = (("124M", 8, 60.0), ("124M", 32, 90.0), ("350M", 16, 90.0))
+"""Sizes and micro-batches that are measured, and for how many seconds."""
+TINY = (("tiny", 4, 10.0),)
+BENCH_SECONDS = 120.0
 
 
 def main() -> None:
@@ -33,8 +35,9 @@ def main() -> None:
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     file = Path(sys.argv[2]) if len(sys.argv) > 2 else PAGE
     models = compare_models(device)
-    speeds, saves = measure_gpt(device)
+    speeds = measure_gpts(device)
     num_gpus = torch.cuda.device_count()
+    several = bench(device, num_gpus) if num_gpus > 1 or device == "cpu" else ""
     hardware = (
         f"{num_gpus} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}" if num_gpus else "CPU only"
     )
@@ -50,17 +53,15 @@ over the steps.
 
 {models}
 
-A GPT of {"124M parameters" if device == "cuda" else "tiny size"}, {NUM_LANES} micro-batches a step, bf16,
-AdamW, the gradient clipped, compiled as a whole. By hand: a loop without a loader, on one device
-(`benchmarks/large_gpt.py`), before and after the others, which `lanewise bench` measures; time: that of a
-device for as many tokens.
-MFU: the part of the operations that the device could do, where that is known. Not hidden: the part of a step
-that is communication which no computation overlaps. "(never talking)": what the devices would do if they
-exchanged nothing.
+A GPT on one device, {NUM_LANES} micro-batches a step, bf16, AdamW, the gradient clipped, compiled as a
+whole with its loss, all sides in turns in one process (`benchmarks/large_gpt.py`). Time / by hand: the
+median over rounds with the middle half; one that is wider than {WIDEST:.0%} is left out. MFU counts 6
+operations for each weight but those of positions, and attention as if it were not causal. Host: the time of
+the CPU in a step.
 
 {speeds}
 
-{saves}
+{several}
 """
     replace_section(file, "GPU", text)
 
@@ -108,55 +109,47 @@ def train(device: str, reducer: str, precision: str) -> tuple[bytes, float]:
         return (run_dir / "model.safetensors").read_bytes(), statistics.median(speeds)
 
 
-def measure_gpt(device: str) -> tuple[str, str]:
-    """Measure the GPT by hand and by lanewise; return a row for each way, and what a save costs."""
-    size, seconds = ("124M", SECONDS) if device == "cuda" else ("tiny", 5.0)
-    before = measure_by_hand(device, size, seconds / 6)
-    measured = [row for row in bench(device, size, seconds) if row["samples_per_second"]]
-    after = measure_by_hand(device, size, seconds / 6)
-    speeds = [run["samples_per_second"] for run in (before, after)]
-    speed = statistics.mean(speeds)
-    alone = next(row for row in measured if row["num_devices"] == 1)
-    utilization = (
-        alone["utilization"] and alone["utilization"] * speed / alone["samples_per_second"]["median"]
-    )
-    context = SIZES[size].model.context
-    tokens = " and ".join(f"{run * context:,.0f}" for run in speeds)
-    rows = [["by hand", "1", "", tokens, "1", percent(utilization), "", ""]]
-    for row in measured:
-        own, count = row["samples_per_second"]["median"], row["num_devices"]
-        gibibytes = f"{row['fullest_bytes'] / 2**30:.1f}" if row["fullest_bytes"] else ""
-        hidden = percent(row["phases"]["communication"]) if count > 1 else ""
-        times = f"{count * speed / own:.2f}"
-        rows.append(
-            [
-                row["name"].partition(" on ")[0],
-                str(count),
-                row["equality"],
-                f"{own * context:,.0f}",
-                times,
-                percent(row["utilization"]),
-                hidden,
-                gibibytes,
-            ]
+def measure_gpts(device: str) -> str:
+    """Measure GPTs; return a row for each side, its kernels, and what a save costs."""
+    rows, texts = [], []
+    for size, micro_batch_size, seconds in GPTS if device == "cuda" else TINY:
+        program = Path(__file__).with_name("large_gpt.py")
+        options = [device, size, str(micro_batch_size), str(seconds), "--trace"]
+        done = subprocess.run(
+            [sys.executable, program, *options], check=False, stdout=subprocess.PIPE, text=True
         )
-    heads = ["", "devices", "grade", "tokens/s", "time / by hand", "MFU", "not hidden", "GiB"]
-    stopped, written = after["stopped_seconds"], after["written_seconds"]
-    saves = (
-        f"A save of this model and AdamW's state stops the loop for {stopped:.3f} s, and is on disk after "
-        f"{written:.3f} s."
-    )
-    text = table(heads, rows)
-    print(text, saves, sep="\n\n", flush=True)
-    return text, saves
-
-
-def measure_by_hand(device: str, size: str, seconds: float) -> dict[str, float]:
-    """Run `large_gpt.py`; return what it prints."""
-    loop = [sys.executable, str(Path(__file__).with_name("large_gpt.py")), device, size, str(seconds)]
-    printed = subprocess.run(loop, check=True, stdout=subprocess.PIPE, text=True).stdout
-    by_hand: dict[str, float] = json.loads(printed.splitlines()[-1])
-    return by_hand
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode:
+            texts.append(f"{size} with micro-batches of {micro_batch_size} failed.")
+        for line in lines:
+            if "side" in line:
+                low, ratio, high = line["ratio"]
+                rows.append(
+                    [
+                        f"{size}, {micro_batch_size}",
+                        line["side"],
+                        f"{line['tokens_per_second']:,.0f}",
+                        f"{ratio:.3f} ({low:.3f} to {high:.3f})" if line["is_steady"] else "not steady",
+                        percent(line["utilization"]),
+                        f"{line['host_milliseconds']:.1f} of {line['milliseconds']:.1f} ms",
+                    ]
+                )
+            elif "traced" in line and line["busy"] is not None:
+                kernels = ", ".join(
+                    f"`{name}` {spent:.2f} ms" for name, spent in line["largest_milliseconds"]
+                )
+                texts.append(
+                    f"{size}, {micro_batch_size}, {line['traced']}: {line['kernels']:.0f} kernels a step; "
+                    f"the device computes {line['busy']:.1%} of the time; most of it: {kernels}."
+                )
+            elif "stopped_seconds" in line:
+                texts.append(
+                    f"A save of {size} and AdamW's state stops the loop for {line['stopped_seconds']:.3f} s, "
+                    f"and is on disk after {line['written_seconds']:.3f} s."
+                )
+        print(*rows, *texts, sep="\n", flush=True)
+    heads = ["GPT, micro-batch", "", "tokens/s", "time / by hand", "MFU", "host"]
+    return "\n\n".join([table(heads, rows), *dict.fromkeys(texts)])
 
 
 def percent(part: float | None) -> str:
@@ -164,33 +157,39 @@ def percent(part: float | None) -> str:
     return "" if part is None else f"{part:.0%}"
 
 
-def bench(device: str, size: str, seconds: float) -> list[dict[str, Any]]:
-    """Return the rows of `lanewise bench` for the GPT, on one device and on all GPUs."""
-    num_devices = torch.cuda.device_count() if device == "cuda" else 2
-    config = {
-        "search_path": str(Path(__file__).parent),
-        "task": {"class_path": "large_gpt.LargeGPT", "init_args": {"size": size}},
-        "batch": {
-            "global_batch_size": NUM_LANES * SIZES[size].micro_batch_size,
-            "micro_batch_size": SIZES[size].micro_batch_size,
-        },
-        "train": {"max_steps": 1000, "run_dir": "unused", "max_grad_norm": MAX_GRAD_NORM},
-        "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": LEARNING_RATE}},
-        "precision": "bf16",
-        "compile": "whole",
-        "distributed": {"device_type": device},
-    }
+def bench(device: str, num_gpus: int) -> str:
+    """Return the table of `lanewise bench` for the GPT on all GPUs."""
+    size, micro_batch_size, seconds = ("124M", 32, BENCH_SECONDS) if device == "cuda" else ("tiny", 4, 5.0)
+    config = configured(device, size, micro_batch_size, "exact")
+    # fsdp gathers weights between blocks, so it cannot have a whole that is compiled as one.
+    config |= {"search_path": str(Path(__file__).parent), "compile": {}}
     with tempfile.TemporaryDirectory() as folder:
         path, report = Path(folder) / "gpt.json", Path(folder) / "report.json"
         path.write_text(json.dumps(config))
-        options = ["--devices", f"1,{num_devices}", "--reducers", "single,ddp", "--seconds", str(seconds)]
+        options = [
+            "--devices",
+            f"1,{max(2, num_gpus)}",
+            "--reducers",
+            "single,ddp,fsdp",
+            "--seconds",
+            str(seconds),
+        ]
         command = [sys.executable, "-m", "lanewise", "bench", str(path), *options, "--json", str(report)]
         subprocess.run(command, check=True)
-        rows: list[dict[str, Any]] = json.loads(report.read_text())["rows"]
-    for row in rows:
-        if row["failure"]:
-            print(f"{row['name']} failed: {row['failure']}", flush=True)
-    return rows
+        found: list[dict[str, Any]] = json.loads(report.read_text())["rows"]
+    rows = [
+        [
+            row["name"].partition(" on ")[0],
+            str(row["num_devices"]),
+            row["equality"],
+            row["failure"] or f"{row['samples_per_second']['median']:,.0f}",
+            "" if row["failure"] else percent(row["phases"]["communication"]),
+            f"{row['fullest_bytes'] / 2**30:.1f}" if row["fullest_bytes"] else "",
+        ]
+        for row in found
+    ]
+    heads = ["", "devices", "grade", "samples/s", "communication that nothing hides", "GiB"]
+    return f"`lanewise bench`, {size} with micro-batches of {micro_batch_size}:\n\n{table(heads, rows)}"
 
 
 if __name__ == "__main__":

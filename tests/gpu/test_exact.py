@@ -1,5 +1,6 @@
 """`exact` on an accelerator: any number of processes and devices give the bytes of a single process."""
 
+import shutil
 import warnings
 from dataclasses import replace
 
@@ -106,7 +107,7 @@ def test_a_step_does_not_wait_for_the_device(device):
 
 def model_of(device, folder, *overrides):
     """Train the MNIST example for some steps by the command line; return the bytes of its model."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     run_dir = folder / "run"
     length = ("--train.epochs", "null", "--train.max_steps", "12")
     options = ("--train.run_dir", run_dir, "--distributed.device_type", device.type)
@@ -139,6 +140,20 @@ def test_two_processes_leave_the_bytes_of_one(device, tmp_path, reducer):
     alone = model_of(device, tmp_path / "one")
     several = ("--distributed.devices", "2", "--distributed.reducer", reducer)
     assert model_of(device, tmp_path / "two", *several) == alone
+
+
+@pytest.mark.parametrize("reducer", ["ddp", "fsdp"])
+def test_a_run_goes_on_on_another_number_of_devices(device, tmp_path, reducer):
+    """From two to one, over NCCL where they are GPUs, in the middle of an epoch."""
+    if device.count < 2:
+        pytest.skip("needs two devices")
+    alone = model_of(device, tmp_path / "one")
+    several = ("--distributed.devices", "2", "--distributed.reducer", reducer)
+    saves = ("--checkpoint.every.steps", "5", "--checkpoint.keep_last", "3")
+    model_of(device, tmp_path / "moved", *saves, *several)
+    for later in ("step-000010", "step-000012"):
+        shutil.rmtree(tmp_path / "moved" / "run" / "checkpoints" / later)
+    assert model_of(device, tmp_path / "moved", *saves, "--distributed.devices", "1", "--resume") == alone
 
 
 def test_fsdp_that_offloads_leaves_the_same_bytes(device, tmp_path):
