@@ -62,6 +62,8 @@ def build_reducer(
                 "distributed.reducer fsdp shares the weights among processes: got one process. "
                 "Use more devices, or distributed.reducer=single."
             )
+        if config.equality == "exact" and world.device.type == "cpu":
+            _require_equal_updates(model)
         _compare_replicas(model, world)
         return FSDPReducer(model, placement, world, config.fsdp, config.equality, on_backward=on_bucket)
     model.to(world.device)
@@ -121,6 +123,18 @@ def _require_no_hooks(model: nn.Module, reducer: str) -> None:
             raise TaskError(
                 f"parameter {name} has a hook for its gradient, which {reducer} would not call: it trains "
                 "copies or parts of the parameters. Use distributed.reducer=ddp, or leave the hook out."
+            )
+
+
+def _require_equal_updates(model: nn.Module) -> None:
+    """Raise TaskError if a CPU would update a shard otherwise than that part of the whole tensor."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_floating_point() and parameter.element_size() < 4:
+            raise TaskError(
+                f"distributed.reducer fsdp is not exact on a CPU with parameters of {parameter.dtype}: got "
+                f"{name}. torch's optimizers round the last elements of such a tensor differently, and a "
+                "shard ends elsewhere. Keep parameters in float32 and set precision=bf16, or use "
+                "distributed.reducer=ddp or distributed.equality=close."
             )
 
 

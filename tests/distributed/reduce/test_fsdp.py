@@ -300,6 +300,19 @@ def test_batch_norm_cannot_be_gathered_in_16_bits():
         run_distributed(train, 2, config)
 
 
+class OfHalves(Deeper):
+    def build_model(self) -> nn.Module:
+        return super().build_model().bfloat16()
+
+
+def test_parameters_of_16_bits_are_refused_in_exact_on_a_cpu():
+    """With SGD it left other bytes than one process, without a word."""
+    config = replace(configured(2), task=replace(configured(2).task, class_path=f"{__name__}.OfHalves"))
+    said = r"TaskError: distributed.reducer fsdp is not exact on a CPU with parameters of torch.bfloat16"
+    with pytest.raises(RuntimeError, match=said):
+        run_distributed(train, 2, config)
+
+
 def save(world: World, config: RunConfig, folder: str) -> list[str]:
     set_determinism("exact", threads=1)
     model = build_engine(config, world).training.model
