@@ -116,7 +116,7 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
     ),
     "engine/step/shared.py": (
         "what a loss of all samples tells in a step, beside what each lane adds",
-        {"self._message.common_loss", "self._message.common_name", "self._message.find_not_finite"},
+        {"self._message.common_name", "self._message.find_not_finite"},
     ),
     "engine/transforms/activation_checkpointing.py": (FOREIGN, {"block.forward"}),
     "engine/transforms/checkpointed.py": (FOREIGN, {"module.forward.compares"}),

@@ -146,7 +146,8 @@ class Engine:
                 self._saving.stop_reason = observers.stop_reason
             steps = digested(self.steps(), self.run, observers, self.ends_with)
             for report in profiled(steps, self.run, run_dir.profile, self.first_step):
-                stops, self._is_ended_by_callback = report.totals.votes.stop, report.totals.votes.end
+                stops = report.totals.votes.stop
+                self._is_ended_by_callback = report.totals.votes.end and not stops  # a signal comes first
                 self._ends_early |= self._is_ended_by_callback
                 end, ends_run = self.run.loader.end_of(report.step), self.ends_with(report.step)
                 saving, saves = self._saving, report.totals.votes.save
@@ -184,7 +185,7 @@ class Engine:
             last_step = math.inf if run.last_step is None else run.last_step
             while step < last_step and not (run.loader.is_over or self._ends_early):
                 report = self.take_step(step, batches)
-                if report.totals.upcoming is not None:
+                if report.totals.upcoming:
                     run.loader.note(report.totals.upcoming)
                 self.next_step = step = step + 1
                 yield report if report.interval is None else self._count_samples(report, report.interval)

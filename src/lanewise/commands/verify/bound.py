@@ -96,7 +96,7 @@ def _gradients(engine: Engine, steps: Sequence[int]) -> Iterator[tuple[int, dict
             break
         with kept_buffers([model]):
             upcoming = engine.step.gradient(step, loader.batches(step, step + 1)).totals.upcoming
-        if upcoming is not None:
+        if upcoming:
             loader.note(upcoming)
         yield (
             step,

@@ -178,7 +178,7 @@ def run_steps(
             batches = engine.run.loader.batches(step, step + 1)
             noted: _Noted = {}
             report = engine.take_step(step, _noting(batches, noted))
-            if report.totals.upcoming is not None:
+            if report.totals.upcoming:
                 engine.run.loader.note(report.totals.upcoming)
             trace.loss = {lane.lane: lane.numbers for lane in report.totals.lanes}
             weights = trace.weights = _digests(model.named_parameters())

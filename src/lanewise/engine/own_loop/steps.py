@@ -247,7 +247,7 @@ class Step:
         if model in self._prepared.left:
             self._prepared.left[model] = self.number, _versions(pass_.reducer.parameters)
         upcoming = self._gradient.totals.upcoming
-        if upcoming is not None and not self._num_passes:
+        if upcoming and not self._num_passes:
             self._note(upcoming)
         pass_.phases.begin(OWN_CODE, self.number)
         heartbeat.has_trained = True

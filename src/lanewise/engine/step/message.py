@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
-from typing import Any, final
+from typing import Any, Self, TypeVar, final
 
 import torch
 
@@ -16,32 +16,53 @@ from lanewise.engine.precision import LossScale
 from lanewise.engine.step.joining import Joined, Joining
 from lanewise.engine.step.parts import NO_PARTS
 from lanewise.engine.step.terms import LaneLoss, require_weight
-from lanewise.engine.step.wire import LaneRow, Report, Spread, Term, Votes, start_exchange
+from lanewise.engine.step.wire import LaneRow, Spread, Term, Votes, start_exchange
 from lanewise.errors import MOST_SHOWN, DataError, NonFiniteLossError, TaskError, WorldError, shorten
 from lanewise.lanes import LaneTurn
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _ABSENT = Term(0.0, 0.0)
 """A metric that a lane did not report."""
 
 
+def merged_by(rule: Callable[[Iterable[Any]], T], default: T) -> T:
+    """Declare a field of the message, with the rule that merges what the processes sent, by rank."""
+    declared: T = field(default=default, metadata={"merge": rule})
+    return declared
+
+
+def in_rank_order(of_ranks: Iterable[Sequence[float]]) -> Sequence[float]:
+    """Merge the numbers of all processes to one sequence."""
+    return list(chain.from_iterable(of_ranks))
+
+
+@final
 @dataclass
 class StepTotals:
-    """Totals of a step over all lanes; the same on every rank, for any number of processes."""
+    """Totals of a step over all lanes; the same on every rank, for any number of processes.
+
+    A new field of the message is declared here and nowhere else, with the rule that merges it. A process
+    sends numbers for it, as many as every other: `StepMessage.send` gets them by the field's name.
+    """
 
     lanes: Sequence[LaneRow]
     """The lanes that had a turn, in order."""
-    votes: Votes = Votes()  # noqa: RUF009 - immutable
+    votes: Votes = merged_by(lambda votes: Votes(*map(any, zip(*votes, strict=True))), Votes())  # noqa: RUF009
     """What some rank wants after this step."""
-    buffer_changes: Sequence[float] = ()
+    buffer_changes: Sequence[float] = merged_by(lambda packs: list(map(max, zip(*packs, strict=True))), ())
     """The largest change of any lane for each pack of buffers, which `LaneBuffers.merge` needs."""
-    computed_seconds: Sequence[float] = ()
-    """How long each process takes to compute a step, in the order of ranks; empty where none told it."""
-    common_losses: Sequence[float] = ()
-    """The loss of all samples as each process computed it, likewise; NaN where one could not."""
-    upcoming: Sequence[int] | None = None
-    """How many samples of a stream each lane has in the next step; None where the dataset has an index."""
+    computed_seconds: Sequence[float] = merged_by(in_rank_order, ())
+    """How long each process took to compute a step, as far as it knew: the mean of earlier steps. Empty of a
+    process alone, and in a step that is not logged."""
+    common_loss: Sequence[float] = merged_by(in_rank_order, ())
+    """The loss of all samples as each process computed it; NaN where one could not, empty without one."""
+    upcoming: Sequence[int] = merged_by(
+        lambda of_ranks: [int(number) for number in in_rank_order(of_ranks) if number >= 0], ()
+    )
+    """How many samples of a stream each lane has in the next step; a process that carries fewer lanes than
+    another sends -1 for the rest. Empty where the dataset has an index."""
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Sum and weight of each metric of the losses, over all lanes."""
     joined: Joined | None = None
@@ -54,24 +75,16 @@ class StepTotals:
             weights.append(float(weight))
         self.loss_sum = sum_or_nan(sums)
         """NaN where some lane's loss is not finite."""
-        self.weight = sum_or_nan(weights)
+        self.weight = math.fsum(weights)
         """Weight of the global batch."""
-        self.is_trainable = self.weight > 0 and not math.isnan(self.loss_sum)
+        self.is_trainable = 0 < self.weight < math.inf and not math.isnan(self.loss_sum)
         """Whether the model may be updated: the weight is not 0, and the loss of every lane is finite."""
 
     @classmethod
-    def of(cls, told: Sequence[Report]) -> "StepTotals":
-        """Add up what the processes told."""
-        lanes, votes, changes, seconds, common_losses, upcoming = zip(*told, strict=True)
-        saves, stops, ends = map(any, zip(*votes, strict=True))
-        return cls(
-            sorted(chain.from_iterable(lanes), key=itemgetter(0)),
-            votes=Votes(saves, stops, ends and not stops),  # a signal comes first
-            buffer_changes=list(map(max, zip(*changes, strict=True))),
-            computed_seconds=() if seconds[0] is None else seconds,
-            common_losses=() if common_losses[0] is None else common_losses,
-            upcoming=None if upcoming[0] is None else list(chain.from_iterable(upcoming)),
-        )
+    def of(cls, lanes: Sequence[LaneRow], others: Mapping[str, Iterable[Any]]) -> Self:
+        """Merge each field of what the processes sent, by rank."""
+        rules = {name: cls.__dataclass_fields__[name].metadata["merge"] for name in others}
+        return cls(lanes, **{name: rules[name](of_ranks) for name, of_ranks in others.items()})
 
     @property
     def loss(self) -> float:
@@ -84,6 +97,7 @@ class StepMessage:
     """Collects what this process tells in a step, exchanges it, and refuses what it cannot train on.
 
     In each step call `begin`, `add` for each lane, `send` before the backward of the last one, and `receive`.
+    Whoever knows a field of `StepTotals` before puts it into `fields`.
 
     Args:
         spread: tells who carries the lanes; in `exact` a loss of all samples must be equal on all processes.
@@ -109,8 +123,6 @@ class StepMessage:
         self._joining = joining
         self.find_not_finite: Callable[[], list[int]] = list
         """Returns the lanes of this process with outputs that are not finite, where one loss is of all."""
-        self.common_loss: torch.Tensor | float | None = None
-        """That of this process; set in a step that has one."""
         self.common_name = ""
         self._known_names = metric_names
         self._metric_names: tuple[str, ...] = ()
@@ -133,6 +145,8 @@ class StepMessage:
         self._rows: list[LaneRow] = []
         self._metrics: dict[int, dict[str, Term]] = {}
         self._samples: dict[int, tuple[int, ...]] = {}
+        self.fields: dict[str, Any] = {}
+        """What this process sends in the step besides its lanes, by the names of `StepTotals`."""
         self._are_all_missing = True
         self.scale = 1.0 if self.loss_scale is None else self.loss_scale.factor
 
@@ -189,29 +203,20 @@ class StepMessage:
             known[name] = Term(value, weight)
         return known
 
-    def send(
-        self,
-        batch: LaneBatch,
-        votes: Votes,
-        buffer_changes: Sequence[float] | torch.Tensor,
-        computed_seconds: Callable[[], float] | None = None,
-    ) -> None:
+    def send(self, batch: LaneBatch, **others: Any) -> None:
         """Begin the exchange. Collective: every rank must call this, after it has added all its lanes.
 
         Until a step has samples, the processes agree before on the names of the metrics that lanes report.
 
         Args:
             batch: the batch of the last lane.
-            votes: see `Report`, as for the others.
-            buffer_changes: the largest of each pack so far.
-            computed_seconds: returns how long this process takes to compute a step; None on every rank where
-                none tells it. A process alone does not ask.
+            others: what else this process sends, by the names of `StepTotals`.
         """
         if self._joining.form is None:
             own = set(self._known_names).union(*self._metrics.values())
-            told = self._world.all_gather_tree((sorted(own), self._joining.offer()))
-            self._metric_names = tuple(sorted(set[str]().union(*(names for names, _ in told))))
-            self._joining.agree([offer for _, offer in told], batch.turn.step)
+            of_ranks = self._world.all_gather_tree((sorted(own), self._joining.offer()))
+            self._metric_names = tuple(sorted(set[str]().union(*(names for names, _ in of_ranks))))
+            self._joining.agree([offer for _, offer in of_ranks], batch.turn.step)
         if names := self._metric_names:
             self._rows = [
                 LaneRow(lane, (*terms, *(self._metrics.get(lane, {}).get(name, _ABSENT) for name in names)))
@@ -222,11 +227,12 @@ class StepMessage:
             num_terms += self._joining.num_terms
             self._rows = [LaneRow(lane, (*terms, *self._joining.terms(lane))) for lane, terms in self._rows]
         self._batch = batch
-        seconds = None if computed_seconds is None or self._world.world_size == 1 else computed_seconds()
-        self._told = Report(self._rows, votes, buffer_changes, seconds, self.common_loss, batch.upcoming)
-        self.common_loss = None
+        if batch.upcoming is not None:
+            self.fields["upcoming"] = *batch.upcoming, *[-1] * (self._placement.most - len(batch.upcoming))
+        self.fields |= others
         if self._travels:
-            self._wait = start_exchange(self._told, self._world, self._placement.most, num_terms)
+            shape = self._placement.most, num_terms
+            self._wait = start_exchange(self._rows, self.fields, self._world, *shape)
 
     def receive(self) -> StepTotals:
         """Wait for the exchange, and return the totals over all lanes.
@@ -236,11 +242,18 @@ class StepMessage:
                 that was on an accelerator cannot be, or lanes gave different parts.
             WorldError: likewise, if the totals are not of the lanes of the step.
         """
-        totals = StepTotals.of(self._wait() if self._travels else [self._told])
+        totals = StepTotals.of(*self._wait()) if self._travels else StepTotals(self._rows, **self.fields)
         if self._world.world_size > 1:
-            self._require_present([row.lane for row in totals.lanes])
-        if totals.common_losses:
-            self._require_agreement(totals.common_losses)
+            lanes = list(map(itemgetter(0), totals.lanes))
+            if lanes != list(self._batch.turn.present):
+                raise WorldError(
+                    f"the processes reported the lanes {shorten(lanes)}, and the step has "
+                    f"{shorten(self._batch.turn.present)}: what some process sent arrived as something else, "
+                    "so the step was not taken. Look for a fault of the network, the driver or a device "
+                    "(`lanewise doctor`), and continue with --resume."
+                )
+            if totals.common_loss:
+                self._require_agreement(totals.common_loss)
         if self._metric_names:
             totals.metrics = {
                 name: _sum_metric(name, totals.lanes, number)
@@ -250,17 +263,8 @@ class StepMessage:
             totals.joined = self._joining.join(totals.lanes, self._batch)
         return totals
 
-    def _require_present(self, told: Sequence[int]) -> None:
-        if told != list(self._batch.turn.present):
-            raise WorldError(
-                f"the processes reported the lanes {shorten(told)}, and the step has "
-                f"{shorten(self._batch.turn.present)}: what some process sent arrived as something else, so "
-                "the step was not taken. Look for a fault of the network, the driver or a device "
-                "(`lanewise doctor`), and continue with --resume."
-            )
-
-    def _require_agreement(self, told: Sequence[float]) -> None:
-        known = [loss for loss in told if not math.isnan(loss)]
+    def _require_agreement(self, losses: Sequence[float]) -> None:
+        known = [loss for loss in losses if not math.isnan(loss)]
         tolerance = 0.0 if self._equality == "exact" else 1e-3
         if known and not math.isclose(min(known), max(known), rel_tol=tolerance):
             raise TaskError(
@@ -288,9 +292,9 @@ class StepMessage:
         if math.isfinite(totals.loss_sum):
             return
         own = self._samples, self.find_not_finite(), self._joining.mismatches
-        told_samples, not_finite, mismatches = zip(*self._world.all_gather_tree(own), strict=True)
+        samples_of, not_finite, mismatches = zip(*self._world.all_gather_tree(own), strict=True)
         self._joining.refuse_mismatches(mismatches, turn.step)
-        samples: Mapping[int, Sequence[int]] = ChainMap(*told_samples)
+        samples: Mapping[int, Sequence[int]] = ChainMap(*samples_of)
         bad = [(lane, "outputs that are not finite") for lanes in not_finite for lane in lanes]
         if not bad:
             sums = {row.lane: row.loss_sum for row in totals.lanes}

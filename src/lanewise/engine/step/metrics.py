@@ -136,9 +136,8 @@ class IntervalReport:
     formats."""
     times: Callable[[], StepTimes]
     """What this process spent its time on in these steps."""
-    computed_seconds: Sequence[float]
-    """How long each process took to compute one of the steps before this one, as far as it knew; empty of a
-    process alone."""
+    last_step: StepTotals
+    """Of the last step alone."""
     num_samples: int = 0
     """Samples of all lanes in those steps of the interval that this start took; the engine counts them."""
 
@@ -183,7 +182,7 @@ class IntervalReport:
 
     def _slowest_rank(self) -> Mapping[str, float]:
         """Return who computed longest, how long, and how long the rank in the middle did."""
-        seconds = self.computed_seconds
+        seconds = self.last_step.computed_seconds
         if not seconds or any(map(math.isnan, seconds)):  # in the first steps nobody knows
             return {}
         slowest = max(range(len(seconds)), key=seconds.__getitem__)
@@ -249,7 +248,7 @@ class StepMetrics:
             gradient_norms=self._named_norms(gradient.norms if self.with_norms else None),
             skipped_steps=None if self.loss_scale is None else self.loss_scale.skipped_steps,
             times=self.phases.take(),
-            computed_seconds=gradient.totals.computed_seconds,
+            last_step=gradient.totals,
         )
 
     def _named_norms(self, norms: torch.Tensor | None) -> Callable[[], Mapping[str, float]]:

@@ -192,14 +192,14 @@ class SharedLoss(LaneLosses):
 
     def _share_whole(self, outputs: BatchOutputs, turn: LaneTurn) -> dict[int, Share]:
         """Compute the loss on every process; the first lane tells it, and has the gradient of parameters."""
-        self._message.common_loss, self._message.common_name = math.nan, self.loss.what
+        self._message.fields["common_loss"], self._message.common_name = [math.nan], self.loss.what
         if not outputs.rows:
             self._message.agree_on_unit(0.0, is_of_all=True)
             return {}
         set_random_state(batch_loss_seed(self.seed, turn.step, repeat=self.repeat))
         computed = self._compute(outputs, slice(0, outputs.num_samples), turn)
         if computed.loss.sum is not None:
-            self._message.common_loss = computed.loss.sum.detach()
+            self._message.fields["common_loss"] = computed.loss.sum.detach().reshape(1)
         first = min(outputs.rows)
         return {
             lane: Share(

@@ -141,10 +141,10 @@ class Pass:
             if turn.is_last:
                 self._last_turn = turn
                 self._is_due = self.log is not None and self.log.is_due(turn.step)
-                read_seconds = (
-                    self.phases.computed_seconds if self._is_due else None
-                )  # the mean of earlier steps
-                self.message.send(batch, self.vote(), self.buffers.changes, read_seconds)
+                is_timed = self._is_due and self.spread.world.world_size > 1
+                seconds = [self.phases.computed_seconds()] if is_timed else ()
+                votes, changes = self.vote(), self.buffers.changes
+                self.message.send(batch, votes=votes, buffer_changes=changes, computed_seconds=seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
             for look in self.looks:
                 look.after_backward(turn)
@@ -160,7 +160,7 @@ class Pass:
         totals = self.message.receive()
         is_logged = self._is_due
         # Of a stream: how many samples each lane has in the next step, which alone tells that there is none.
-        if self.log is not None and totals.upcoming is not None:
+        if self.log is not None and totals.upcoming:
             is_logged |= self.log.ends_run(totals.upcoming)
         # In a step of a single lane `LaneLoss.root` has divided by the weight, which spares a division here.
         self.reducer.finish(self.message.scale * (1.0 if len(turn.present) == 1 else totals.weight))

@@ -1,9 +1,10 @@
 """How the messages of a step travel: each as a row of float64 numbers, all of them in one all-gather."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, final
+from operator import itemgetter
+from typing import Any, NamedTuple, final
 
 import torch
 
@@ -71,52 +72,49 @@ class LaneRow(NamedTuple):
         )
 
 
-class Report(NamedTuple):
-    """What a process tells in a step."""
-
-    lanes: Sequence[LaneRow]
-    """Its lanes that had a turn."""
-    votes: Votes
-    buffer_changes: Sequence[float] | torch.Tensor
-    """What the lanes made of buffers; as many numbers, or packs, on every rank."""
-    computed_seconds: float | None = None
-    """How long the process takes to compute a step; None on every rank where none tells it."""
-    common_loss: torch.Tensor | float | None = None
-    """The loss of all samples, which each process computes; None on every rank where there is none."""
-    upcoming: Sequence[int] | None = None
-    """How many samples of a stream each lane of the process has in the next step; None on every rank where
-    the dataset has an index."""
-
-
-def start_exchange(told: Report, world: World, most_lanes: int, num_terms: int) -> Callable[[], list[Report]]:
-    """Begin to exchange what the processes tell.
+def start_exchange(
+    lanes: Sequence[LaneRow], others: Mapping[str, Any], world: World, most_lanes: int, num_terms: int
+) -> Callable[[], tuple[list[LaneRow], Mapping[str, Iterable[Any]]]]:
+    """Begin to exchange what the processes send.
 
     Collective: every rank must call this, before the backward of its last lane, which the exchange overlaps.
 
     Args:
-        told: by this process.
+        lanes: what this process sends of its lanes.
+        others: what else it sends, by name: sequences of numbers, on an accelerator also tensors of them. The
+            same names in one order, and as many numbers of each, on every rank.
         world: the processes.
         most_lanes: the largest number of lanes that any process carries.
         num_terms: the number of terms in each row.
 
     Returns:
-        A function that waits for the exchange, and returns what each process told.
+        A function that waits for the exchange, and returns the lanes of all processes, in order, and by name
+        what else these sent, in the order of ranks; what is empty is left out.
     """
-    numbers = _encode(told, world.device, most_lanes, num_terms)
+    numbers, places = _encode(lanes, others, world.device, most_lanes, num_terms)
     to_host = world.start_all_gather if world.device.type == "cpu" else world.start_all_gather_to_host
     wait = to_host(numbers)
-    return lambda: [_decode(of_rank, told, most_lanes, num_terms) for of_rank in wait().tolist()]
+
+    def receive() -> tuple[list[LaneRow], Mapping[str, Iterable[Any]]]:
+        of_ranks = wait().tolist()
+        rows = [row for of_rank in of_ranks for row in _decode(of_rank, most_lanes, num_terms)]
+        sent = {name: map(itemgetter(place), of_ranks) for name, place in places.items()}
+        return sorted(rows, key=itemgetter(0)), sent
+
+    return receive
 
 
-def _encode(told: Report, device: torch.device, most_lanes: int, num_terms: int) -> torch.Tensor:
-    """Return a message as float64, equally long on every rank, without waiting for the device.
+def _encode(
+    lanes: Sequence[LaneRow], others: Mapping[str, Any], device: torch.device, most_lanes: int, num_terms: int
+) -> tuple[torch.Tensor, dict[str, slice]]:
+    """Return a message as float64, equally long on every rank, and where in it what is; waits for no device.
 
     A row is the lane, and the sum and the weight of each term; a missing row has lane -1.
     """
     numbers: list[float] = []
     there: dict[int, torch.Tensor] = {}
     """What only the device knows, by its position."""
-    for lane, terms in told.lanes:
+    for lane, terms in lanes:
         numbers.append(lane)
         for value, weight, factor in terms:
             for number, times in ((value, factor), (weight, 1.0)):
@@ -125,38 +123,27 @@ def _encode(told: Report, device: torch.device, most_lanes: int, num_terms: int)
                     numbers.append(times)
                 else:
                     numbers.append(number * times)
-    numbers += [-1, *[0.0] * 2 * num_terms] * (most_lanes - len(told.lanes))
-    numbers += told.votes
-    if told.computed_seconds is not None:
-        numbers.append(told.computed_seconds)
-    if isinstance(told.common_loss, torch.Tensor):
-        there[len(numbers)] = told.common_loss
-        numbers.append(1.0)
-    elif told.common_loss is not None:
-        numbers.append(told.common_loss)
-    if told.upcoming is not None:
-        numbers += *told.upcoming, *[-1] * (most_lanes - len(told.upcoming))
-    device, changes = float64_device(device), told.buffer_changes
-    if not isinstance(changes, torch.Tensor):
-        numbers += changes
+    numbers += [-1, *[0.0] * 2 * num_terms] * (most_lanes - len(lanes))
+    places: dict[str, slice] = {}
+    for name, sent in others.items():
+        if isinstance(sent, torch.Tensor):
+            there[len(numbers)] = sent
+        if len(sent):
+            places[name] = slice(len(numbers), len(numbers) + len(sent))
+            numbers += [1.0] * len(sent) if isinstance(sent, torch.Tensor) else sent
+    device = float64_device(device)
     row = torch.tensor(numbers, dtype=torch.float64).to(device, non_blocking=True)
     for position, tensor in there.items():
-        row[position].mul_(tensor.to(device))
-    return torch.cat([row, changes.to(device)]) if isinstance(changes, torch.Tensor) else row
+        row[position : position + tensor.numel()].mul_(tensor.to(device))
+    return row, places
 
 
-def _decode(row: Sequence[float], own: Report, most_lanes: int, num_terms: int) -> Report:
-    """Return what a process told; it told the same kinds of things as this one."""
+def _decode(row: Sequence[float], most_lanes: int, num_terms: int) -> list[LaneRow]:
+    """Return what a process sent of its lanes."""
     numbers = iter(row)
     lanes: list[LaneRow] = []
     for _ in range(most_lanes):
         lane, *terms = islice(numbers, 1 + 2 * num_terms)
         if lane >= 0:
             lanes.append(LaneRow(int(lane), tuple(map(Term, terms[::2], terms[1::2]))))
-    votes = Votes(*map(bool, islice(numbers, len(Votes._fields))))
-    seconds = None if own.computed_seconds is None else next(numbers)
-    common_loss = None if own.common_loss is None else next(numbers)
-    upcoming = None
-    if own.upcoming is not None:
-        upcoming = [int(number) for number in islice(numbers, most_lanes) if number >= 0]
-    return Report(lanes, votes, list(numbers), seconds, common_loss, upcoming)
+    return lanes

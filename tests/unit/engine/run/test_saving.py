@@ -173,6 +173,19 @@ def end_and_go_on(
     return engine.next_step, engine.stop_reason, model, is_due, names
 
 
+def stop_and_end(world: World, config: RunConfig, folder: str) -> list[str]:
+    """Give a run a signal in the step after which a callback ends it; return its checkpoints."""
+    run_dir = RunDir(Path(folder))
+    with pytest.raises(PreemptedError, match="--resume"):
+        fit(world, config, run_dir, Signalled(1, in_training=True), Ends("on_start"))
+    return [path.name for path in CheckpointFolder(run_dir.checkpoints).all()]
+
+
+def test_a_signal_comes_before_the_wish_of_a_callback(tmp_path):
+    """A run that a callback ended is done; one that a signal stopped goes on."""
+    assert run_distributed(stop_and_end, 1, line(), str(tmp_path)) == [["step-000001"]]
+
+
 def go_on(world: World, config: RunConfig, folder: str) -> int:
     return fit(world, config, RunDir(Path(folder)), Line()).first_step
 

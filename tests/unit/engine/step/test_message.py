@@ -12,14 +12,13 @@ from lanewise.engine.precision import LossScale
 from lanewise.engine.step.joining import Joining
 from lanewise.engine.step.message import StepMessage, StepTotals, means
 from lanewise.engine.step.terms import LaneLoss
-from lanewise.engine.step.wire import LaneRow, Report, Spread, Term
+from lanewise.engine.step.wire import LaneRow, Spread, Term
 from lanewise.errors import NonFiniteLossError, TaskError, WorldError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import LocalWorld
 from lanewise.reduce.single import SingleReducer
 
 ALONE = LocalWorld(torch.device("cpu"))
-NO_VOTES = (False, False, False)
 NUM_LANES = 40
 
 
@@ -42,36 +41,9 @@ def sent(losses: dict[int, object], steps: int = 1) -> StepTotals:
             turn = LaneTurn(0, 0, lane, range(1), present=range(len(losses)), is_last=lane == max(losses))
             batch = LaneBatch(turn, (lane,), None, 1)
             told.add(batch, LaneLoss.of(loss, 1, "the loss"))
-        told.send(batch, NO_VOTES, [])
+        told.send(batch)
         totals = told.receive()
     return totals
-
-
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("rank", [0, 1])
-def test_one_vote_is_enough_and_the_largest_change_counts(rank, number):
-    votes = tuple(place == number for place in range(3))
-    each = [Report([], NO_VOTES, [0.0, 2.0]), Report([], NO_VOTES, [1.0, 0.0])]
-    each[rank] = each[rank]._replace(votes=votes)
-    totals = StepTotals.of(each)
-    assert totals.votes == votes
-    assert totals.buffer_changes == [1.0, 2.0]
-    assert (totals.lanes, totals.weight) == ([], 0.0)
-
-
-def test_a_signal_comes_before_the_wish_of_a_callback():
-    totals = StepTotals.of([Report([], (False, True, False), []), Report([], (False, False, True), [])])
-    assert totals.votes[1:] == (True, False)
-
-
-def test_what_each_process_told_is_in_the_order_of_ranks():
-    each = [
-        Report([], NO_VOTES, [], computed_seconds=seconds, common_loss=loss, upcoming=counts)
-        for seconds, loss, counts in ((0.5, 3.0, [2, 1]), (0.25, math.nan, [0]))
-    ]
-    totals = StepTotals.of(each)
-    assert (totals.computed_seconds, totals.upcoming) == ((0.5, 0.25), [2, 1, 0])
-    assert totals.common_losses == pytest.approx([3.0, math.nan], nan_ok=True)
 
 
 def test_a_loss_that_is_not_finite_is_told_as_it_is():
@@ -99,7 +71,7 @@ def test_other_lanes_than_those_of_the_step_are_an_error():
     turn = LaneTurn(0, 0, 0, range(1), present=range(2), is_last=True)
     batch = LaneBatch(turn, (0,), None, 1)
     told.add(batch, LaneLoss(torch.tensor(1.0), 1.0, 1.0))
-    told.send(batch, NO_VOTES, [], lambda: 0.5)
+    told.send(batch)
     with pytest.raises(WorldError, match=r"reported the lanes \[0, 0\], and the step has \[0, 1\]"):
         told.receive()
 
@@ -139,9 +111,9 @@ def test_a_weight_that_an_accelerator_told_names_the_lane(monkeypatch):
     loss = LaneLoss.of(mean(1.0, {"a": (1.0, 2.0)}), 1, "the loss")
     batch = LaneBatch(turn, (3,), None, 1)
     told.add(batch, loss)
-    told.send(batch, NO_VOTES, [])
+    told.send(batch)
     rows = [LaneRow(3, (Term(1.0, 1.0), Term(1.0, -2.0)))]
-    monkeypatch.setattr(told, "_told", Report(rows, NO_VOTES, []))  # as only the device knew it
+    monkeypatch.setattr(told, "_rows", rows)  # as only the device knew it
     with pytest.raises(TaskError, match=r"the metric a of the loss has the weight -2\.0 in lane 3: need"):
         told.receive()
 
@@ -157,7 +129,7 @@ def test_of_many_samples_and_lanes_the_first_are_named():
         told.add(
             batch, LaneLoss(torch.tensor(math.nan, requires_grad=True), 100.0, 100.0, is_sample_mean=True)
         )
-    told.send(batch, NO_VOTES, [])
+    told.send(batch)
     with pytest.raises(NonFiniteLossError) as caught:
         told.explain_no_update(told.receive(), turn)
     first, *lanes, rest, remedy = str(caught.value).splitlines()

@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import make_dataclass
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanewise.engine.step.message import StepTotals
-from lanewise.engine.step.wire import LaneRow, Report, Term, start_exchange
+from lanewise.engine.step.message import StepTotals, in_rank_order, merged_by
+from lanewise.engine.step.wire import LaneRow, Term, Votes, start_exchange
 
 CPU = torch.device("cpu")
-NO_VOTES = (False, False, False)
 
 
 class Ranks:
@@ -27,28 +28,22 @@ class Ranks:
         return lambda: torch.stack(self.sent)
 
 
-def exchanged(each: Sequence[Report], most_lanes: int) -> list[Report]:
+def exchanged(*each: dict[str, Any], most_lanes: int = 1, totals: type = StepTotals) -> Any:
+    """Return the totals of what each process sends."""
     world = Ranks()
-    num_terms = max((len(row.terms) for told in each for row in told.lanes), default=1)
-    *_, wait = [start_exchange(told, world, most_lanes, num_terms) for told in each]
-    return wait()
-
-
-def told(lanes: Sequence[LaneRow], **more: object) -> Report:
-    return Report(lanes, NO_VOTES, [])._replace(**more)
-
-
-def on_device(number: float | None) -> torch.Tensor | None:
-    """Return a number as an accelerator has it, which the host has not read."""
-    return None if number is None else torch.tensor(number)
+    num_terms = max((len(row.terms) for sent in each for row in sent.get("lanes", ())), default=1)
+    for sent in each:
+        others = {name: numbers for name, numbers in sent.items() if name != "lanes"}
+        wait = start_exchange(sent.get("lanes", ()), others, world, most_lanes, num_terms)
+    return totals.of(*wait())
 
 
 @given(st.lists(st.integers(0, 2), min_size=8, max_size=8), st.lists(st.booleans(), min_size=8, max_size=8))
 def test_any_process_may_carry_any_lanes(carriers, absent):
     rows = [LaneRow(lane, (Term(0.5 * lane, float(lane), 3.0),)) for lane in range(8)]
     present = [row for row in rows if not absent[row.lane]]
-    each = [told([row for row in present if carriers[row.lane] == rank]) for rank in range(3)]
-    totals = StepTotals.of(exchanged(each, most_lanes=8))
+    each = [{"lanes": [row for row in present if carriers[row.lane] == rank]} for rank in range(3)]
+    totals = exchanged(*each, most_lanes=8)
     assert totals.lanes == [LaneRow(row.lane, (Term(1.5 * row.lane, row.weight),)) for row in present]
     assert totals.loss_sum == math.fsum(1.5 * row.lane for row in present)
     assert totals.weight == math.fsum(row.weight for row in present)
@@ -57,24 +52,45 @@ def test_any_process_may_carry_any_lanes(carriers, absent):
 def test_a_row_may_have_several_terms():
     """As a loss that reports metrics needs them."""
     rows = [LaneRow(lane, (Term(0.5 * lane, 1.0), Term(-1.0, float(lane), 2.0))) for lane in range(3)]
-    totals = StepTotals.of(exchanged([told(rows[:1]), told(rows[1:])], most_lanes=2))
+    totals = exchanged({"lanes": rows[:1]}, {"lanes": rows[1:]}, most_lanes=2)
     assert totals.lanes == [LaneRow(n, (Term(0.5 * n, 1.0), Term(-2.0, float(n)))) for n in range(3)]
     assert (totals.loss_sum, totals.weight) == (1.5, 3.0)
 
 
-@pytest.mark.parametrize("upcoming", [None, [3, 0]])
-@pytest.mark.parametrize("common_loss", [None, 0.75])
-@pytest.mark.parametrize("seconds", [None, 0.5])
-def test_whatever_is_told_arrives(seconds, common_loss, upcoming):
-    row = LaneRow(1, (Term(2.0, 3.0),))
-    one = Report([row], (True, False, True), [1.0, 0.0], seconds, common_loss, upcoming)
-    other = one._replace(lanes=[], votes=(False, True, False), upcoming=upcoming and [1])
-    assert exchanged([one, other], most_lanes=2) == [one, other]
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("vote", Votes._fields)
+def test_one_vote_is_enough(vote, rank):
+    each = [{"votes": Votes()}, {"votes": Votes()}]
+    each[rank] = {"votes": Votes(**{vote: True})}
+    assert exchanged(*each).votes == Votes(**{vote: True})
 
 
-@pytest.mark.parametrize("common_loss", [None, 3.0])
-@pytest.mark.parametrize("seconds", [None, math.nan])
-def test_an_accelerator_tells_the_same_without_reading_its_numbers(seconds, common_loss):
+def test_each_field_is_merged_by_its_rule_in_the_order_of_ranks():
+    names = "buffer_changes", "computed_seconds", "common_loss", "upcoming"
+    totals = exchanged(
+        dict(zip(names, ([0.0, 2.0], [0.5], [3.0], [2, 1]), strict=True)),
+        dict(zip(names, ([1.0, 0.0], [0.25], [math.nan], [0, -1]), strict=True)),
+    )
+    assert (totals.buffer_changes, totals.computed_seconds) == ([1.0, 2.0], [0.5, 0.25])
+    assert totals.common_loss == pytest.approx([3.0, math.nan], nan_ok=True)
+    assert totals.upcoming == [2, 1, 0]
+
+
+def test_a_new_field_is_one_line():
+    """It was declared in four modules, and decoded by its place."""
+    line = ("queued", Sequence[float], merged_by(in_rank_order, ()))
+    totals = make_dataclass("Totals", [line], bases=(StepTotals,))
+    merged = exchanged(
+        {"queued": [3.0, 1.0], "computed_seconds": [0.5]},
+        {"queued": [2.0, 4.0], "computed_seconds": [0.25]},
+        totals=totals,
+    )
+    assert (merged.queued, merged.computed_seconds) == ([3.0, 1.0, 2.0, 4.0], [0.5, 0.25])
+
+
+@pytest.mark.parametrize("common_loss", [[], [3.0]])
+@pytest.mark.parametrize("seconds", [[], [math.nan]])
+def test_an_accelerator_sends_the_same_without_reading_its_numbers(seconds, common_loss):
     rows = [
         LaneRow(4, (Term(0.25, 8.0, 8.0), Term(0.5, 3.0))),
         LaneRow(5, (Term(0.0, 0.0), Term(-0.75, 2.0, 2.0))),
@@ -84,17 +100,25 @@ def test_an_accelerator_tells_the_same_without_reading_its_numbers(seconds, comm
         LaneRow(5, (Term(0.0, 0.0), Term(torch.tensor(-0.75), torch.tensor(2), 2.0))),
     ]
     world, device_world = Ranks(), Ranks()
-    known = Report(rows, (True, False, False), [1.0, 0.0], seconds, common_loss)
-    start_exchange(known, world, 3, 2)
-    changes = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    late = known._replace(lanes=there, buffer_changes=changes, common_loss=on_device(common_loss))
-    start_exchange(late, device_world, 3, 2)
+    known = {
+        "votes": Votes(save=True),
+        "buffer_changes": [1.0, 0.0],
+        "seconds": seconds,
+        "common_loss": common_loss,
+    }
+    start_exchange(rows, known, world, 3, 2)
+    late = {
+        **known,
+        "buffer_changes": torch.tensor([1.0, 0.0], dtype=torch.float64),
+        "common_loss": torch.tensor(common_loss),
+    }
+    start_exchange(there, late, device_world, 3, 2)
     assert torch.equal(world.sent[0].nan_to_num(-7), device_world.sent[0].nan_to_num(-7))
 
 
 @pytest.mark.parametrize("lane", [math.nan, -1.0])
 def test_a_row_whose_lane_was_lost_is_missing(lane):
     world = Ranks()
-    waits = [start_exchange(told([LaneRow(number, (Term(1.0, 2.0),))]), world, 1, 1) for number in (0, 1)]
+    waits = [start_exchange([LaneRow(number, (Term(1.0, 2.0),))], {}, world, 1, 1) for number in (0, 1)]
     world.sent[1][0] = lane
-    assert [row.lane for of_rank in waits[1]() for row in of_rank.lanes] == [0]
+    assert [row.lane for row in waits[1]()[0]] == [0]
