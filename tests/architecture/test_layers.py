@@ -15,7 +15,7 @@ ROWS = (
     {"processes.device"},
     {"processes.world"},
     {"processes.watch"},
-    {"runs.file", "runs.media"},
+    {"runs.file", "runs.jumps", "runs.media"},
     {"runs.cut", "runs.dir", "runs.record", "runs.callback", "runs.checkpoint"},
     {"runs.loggers", "runs.report"},
     {"data"},

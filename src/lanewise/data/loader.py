@@ -82,6 +82,14 @@ class LaneLoader:
         ends_epoch = done % schedule.steps_per_epoch == 0
         return StepEnd(step // schedule.steps_per_epoch, ends_epoch, schedule.num_samples_before(done))
 
+    def samples_of(self, step: int, lane: int) -> Sequence[int]:
+        """Return the indices of the samples that a lane, of any process, has in a step.
+
+        Of a stream, in the step that was just taken, their numbers among those of the lane in this epoch.
+        """
+        (turn,) = self.schedule.turns(range(lane, lane + 1), step, step + 1)
+        return list(map(int, self.order.samples(turn)))
+
     def batches(self, first_step: int, last_step: int | None) -> Iterator[LaneBatch]:
         """Yield the batches of a step after the other; at least one, maybe empty, a step.
 

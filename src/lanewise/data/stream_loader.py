@@ -135,6 +135,11 @@ class StreamLoader:
     def ends_run(self, upcoming: Sequence[int]) -> bool:
         return self._epoch + 1 == self.num_epochs and self.ends_epoch(upcoming)
 
+    def samples_of(self, step: int, lane: int) -> Sequence[int]:
+        assert self._upcoming is not None
+        first = (step - self._first_step) * self.reader.cut.micro_batch_size
+        return range(first, first + self._upcoming[lane])
+
     def end_of(self, step: int) -> StepEnd:
         is_border = self._upcoming is None
         return StepEnd(self._epoch - is_border, is_border, self._num_samples)

@@ -92,8 +92,12 @@ class Observers:
     def _show_now(self, report: IntervalReport) -> None:
         self.write_times(report)
         metrics = self.name_metrics(report) if self.callbacks else {}
+        largest = report.totals.largest
         with noting(lambda: f"in a callback after step {report.step + 1}"):
             for callback in self.callbacks:
+                if largest is not None:
+                    shown = largest._replace(step=largest.step + 1)
+                    callback.on_largest_loss(report.epoch + 1, report.step + 1, shown)
                 callback.on_step(report.epoch + 1, report.step + 1, metrics)
 
 

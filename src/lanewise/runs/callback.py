@@ -1,11 +1,11 @@
 """The interface of what observes a run: loggers, and the user's own callbacks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lanewise.config import RunConfig
 from lanewise.errors import TaskError
@@ -34,12 +34,27 @@ class RunStart:
     """The step after which training ends; None where only the data tells, as a stream of some epochs."""
 
 
+class LargestLoss(NamedTuple):
+    """The lane whose loss per unit of weight was the largest in the steps since the line before."""
+
+    loss: float
+    """The loss per unit of weight."""
+    step: int
+    """The step in which it was."""
+    lane: int | None
+    """None where lanes have no loss of their own, as with `batch_loss`."""
+    samples: Sequence[int] = ()
+    """The indices of its samples in the dataset; of a stream their numbers among the samples of the lane in
+    this epoch, in the order of training."""
+
+
 class Callback:
     """Observes a run on rank 0, and changes nothing; every method is optional.
 
     Epochs and steps count from 1, over the whole run, as on the console and in metrics.jsonl.
 
         on_start        before the first step
+        on_largest_loss before on_step, where a step had weight
         on_step         after each logged step: the first, the multiples of log.every_steps, and the last
         on_epoch        after the last step of an epoch, or of the run, where the dataset counts what it reads
         on_evaluation   after each evaluation, which follows its step
@@ -72,6 +87,9 @@ class Callback:
 
     def on_start(self, start: RunStart) -> None:
         """Take where the run writes, what it was asked for, and which steps it will take."""
+
+    def on_largest_loss(self, epoch: int, step: int, largest: LargestLoss) -> None:
+        """Take which lane had the largest loss since the logged step before, and its samples."""
 
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a logged step, and of those since the one before.

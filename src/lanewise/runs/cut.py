@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,13 @@ def is_evaluation(columns: Mapping[str, Any]) -> bool:
     return not columns.keys() & {"train/learning_rate", "data/skipped_samples", "event"}
 
 
-def cut(path: Path, after_step: int, *, evaluates_first: bool = False) -> None:
+def cut(
+    path: Path,
+    after_step: int,
+    *,
+    evaluates_first: bool = False,
+    note: Callable[[Mapping[str, Any]], None] = lambda _: None,
+) -> None:
     """Remove the lines of the steps after one, and those that are damaged, which a warning counts.
 
     An unfinished last line, of a killed run, is removed without a warning.
@@ -31,6 +37,7 @@ def cut(path: Path, after_step: int, *, evaluates_first: bool = False) -> None:
         path: a file of lines, each with its step; it need not be there.
         after_step: the last step whose lines stay.
         evaluates_first: whether to remove the evaluation after this step as well.
+        note: is called with each line that stays.
     """
     if not os.path.lexists(path):
         return
@@ -45,6 +52,7 @@ def cut(path: Path, after_step: int, *, evaluates_first: bool = False) -> None:
             is_repeated = evaluates_first and is_evaluation(columns) and columns["step"] == after_step
             if columns["step"] <= after_step and not is_repeated:
                 kept.write(line if line.endswith(b"\n") else line + b"\n")
+                note(columns)
     if damaged:
         logger.warning(
             "%s was damaged: %d lines that cannot be read are left out, the first of them was line %d",

@@ -218,6 +218,7 @@ def _shown(columns: Mapping[str, Any]) -> _Shown:
 
 def _line(number: int, columns: dict[str, Any]) -> Line:
     epoch, step, seconds = columns.pop("epoch"), columns.pop("step"), columns.pop("time")
+    columns.pop("largest_loss", None)
     values = {name: float("nan") if value is None else value for name, value in columns.items()}
     return Line(number, epoch, step, seconds, values)
 

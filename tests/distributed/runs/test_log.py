@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import time
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -106,6 +107,8 @@ def test_a_line_is_of_all_steps_since_the_one_before(tmp_path, whole):
         weight = sum(step["train/weight"] for step in interval)
         loss_sum = sum(step["train/loss"] * step["train/weight"] for step in interval)
         expected = {"train/loss": loss_sum / weight, "train/weight": weight / len(interval)}
+        largest = max((step.pop("largest_loss") for step in interval), key=itemgetter("loss"))
+        assert line.pop("largest_loss") == largest
         assert line == pytest.approx({**interval[-1], **expected}, rel=1e-14)  # the rest is of the last step
 
 

@@ -133,6 +133,13 @@ def test_an_evaluation_of_parts_of_a_dataset_leaves_the_epoch_of_the_rest():
     assert dataset.told == [1, 0, 1]
 
 
+def test_the_samples_of_any_lane_in_any_step_are_known():
+    """Also to a process that does not carry the lane."""
+    loader = make_loader(Recording(), PARTIAL, lanes=range(1))
+    for batch in make_loader(Recording(), PARTIAL).batches(0, 6):
+        assert loader.samples_of(batch.turn.step, batch.turn.lane) == list(batch.indices)
+
+
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_workers_do_not_change_a_byte(num_workers):
     here = contents(make_loader(Drawing(), PARTIAL).batches(0, 6))

@@ -214,6 +214,14 @@ def test_what_a_killed_start_logged_is_sent_by_the_next_one(tmp_path):
     assert further.media == anew.media[3:]
 
 
+def test_where_the_largest_loss_was_is_not_sent(tmp_path):
+    """It is no number."""
+    line = {"epoch": 1, "step": 1, "time": 1.0, "train/loss": 2.0, "largest_loss": {"loss": 2.0, "step": 1}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    follow(kept := Kept(), tmp_path)
+    assert [line.values for line in kept.lines] == [{"train/loss": 2.0}]
+
+
 def test_an_event_is_not_sent_and_has_no_number(tmp_path):
     """So that a tracker that knows the last number goes on with the next line."""
     write(tmp_path, 1)

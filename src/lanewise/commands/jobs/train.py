@@ -135,7 +135,10 @@ class TrainJob(Job):
             replace_text(self.run_dir.config, f"{pins}{dump_config(self.config)}")
             evaluates_first = run.evaluation is not None and run.evaluation.is_due
             console = self.config.log.console
-            loggers = build_loggers(self.run_dir, first_step, console, evaluates_first=evaluates_first)
+            jumps = folder.jumps
+            loggers = build_loggers(
+                self.run_dir, first_step, console, evaluates_first=evaluates_first, jumps=jumps
+            )
             callbacks = [*loggers, *build_callbacks(self.config), *self.callbacks]
         saving = Saving(run, folder, wants_stop)
         engine = Engine(run, first_step=first_step, saving=saving, **recording)

@@ -177,7 +177,7 @@ class Evaluation:
     def note_step(self, step: int, totals: StepTotals, end: StepEnd, *, ends_run: bool) -> None:
         """Record that a step was taken, and set whether an evaluation is due after it."""
         if self._training is not None:
-            self._training.add(totals)
+            self._training.add(step, totals)
         is_epoch = end.ends_epoch and (end.epoch + 1) % self.config.every_epochs == 0
         every_steps = self.config.every_steps
         is_wanted = is_epoch if every_steps is None else (step + 1) % every_steps == 0

@@ -14,6 +14,7 @@ from lanewise.engine.step.message import StepTotals, means
 from lanewise.engine.step.phases import Phases, StepTimes
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.accelerator import peak_bytes, start_copy_to_host
+from lanewise.runs.callback import LargestLoss
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class IntervalTotals:
     """Mean weight of a step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The sum of all sums divided by the sum of all weights, for each metric of the losses; NaN likewise."""
+    largest: LargestLoss | None = None
+    """The first lane with the largest loss per unit of weight, its step as an index; None without weight."""
 
 
 @final
@@ -39,6 +42,8 @@ class LogInterval:
         every_steps: steps from one line to the next.
         last_step: the step before which training ends; None where only the data tells.
         ends_run: tells whether it does, from the number of samples of each lane in the next step of a stream.
+        samples_of: returns the samples of a lane in a step; see `LaneLoader`. None where lanes have no loss
+            of their own.
     """
 
     def __init__(
@@ -46,18 +51,21 @@ class LogInterval:
         every_steps: int,
         last_step: int | None,
         ends_run: Callable[[Sequence[int]], bool] = lambda _: False,
+        samples_of: Callable[[int, int], Sequence[int]] | None = None,
     ) -> None:
         self._every_steps = every_steps
         self._last_step = last_step
         self.ends_run = ends_run
+        self._samples_of = samples_of
         self._metrics: dict[str, tuple[float, float]] = {}
+        self._largest: LargestLoss | None = None
         self._begin()
 
     def is_due(self, step: int) -> bool:
         """Tell whether a line is written after a step; a stream has one more, where `ends_run` says so."""
         return step + 1 in (1, self._last_step) or (step + 1) % self._every_steps == 0
 
-    def add(self, totals: StepTotals) -> None:
+    def add(self, step: int, totals: StepTotals) -> None:
         """Add a step."""
         self._num_steps += 1
         self._loss_sum += totals.loss_sum
@@ -65,12 +73,30 @@ class LogInterval:
         for name, (value, weight) in totals.metrics.items():
             value_before, weight_before = self._metrics.get(name, (0.0, 0.0))
             self._metrics[name] = value_before + value, weight_before + weight
+        most = -math.inf if self._largest is None else self._largest.loss
+        for lane, ((lane_sum, lane_weight, factor), *_) in totals.lanes:
+            if lane_weight and most < (loss := float(lane_sum * factor / lane_weight)) < math.inf:
+                most, self._largest = loss, LargestLoss(loss, step, lane, [])
+        if totals.upcoming:  # a stream tells the samples only in their own step
+            self._find_samples(step)
+
+    def _find_samples(self, step: int | None = None) -> None:
+        """Find the samples of the largest loss, if nobody has and it is of this step; None: of any."""
+        largest, find = self._largest, self._samples_of
+        if largest is None or largest.samples or step not in (None, largest.step):
+            return
+        if find is not None and largest.lane is not None:
+            self._largest = largest._replace(samples=list(find(largest.step, largest.lane)))
 
     def take(self) -> IntervalTotals:
         """Return the totals, and begin the next interval."""
         loss = self._loss_sum / self._weight if self._weight else math.nan
-        metrics = means(self._metrics)
-        totals = IntervalTotals(self._num_steps, loss, self._weight / max(1, self._num_steps), metrics)
+        self._find_samples()
+        metrics, largest = means(self._metrics), self._largest
+        if largest is not None and self._samples_of is None:
+            largest = largest._replace(lane=None)
+        mean_weight = self._weight / max(1, self._num_steps)
+        totals = IntervalTotals(self._num_steps, loss, mean_weight, metrics, largest)
         self._begin()
         return totals
 
@@ -83,27 +109,31 @@ class LogInterval:
         """Return the sums for a checkpoint, so that a run that resumes from it writes the same line."""
         metrics = {name: list(sums) for name, sums in self._metrics.items()}
         sums = {"num_steps": self._num_steps, "loss_sum": self._loss_sum, "weight": self._weight}
-        return {**sums, "metrics": metrics}
+        largest = None if self._largest is None else list(self._largest)
+        return {**sums, "metrics": metrics, "largest": largest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums; a checkpoint of an earlier version has none of metrics.
+        """Restore the sums; a checkpoint of an earlier version lacks metrics or the largest loss.
 
         Raises:
             ValueError: if `state` is not what `state_dict` returns.
         """
         num_steps, loss_sum, weight = state["num_steps"], state["loss_sum"], state["weight"]
         types = [type(num_steps), type(loss_sum), type(weight)]
-        metrics = state.get("metrics", {})
+        metrics, largest = state.get("metrics", {}), state.get("largest")
         is_wrong = types != [int, float, float] or num_steps < 0 or not weight >= 0
-        if is_wrong or state.keys() - self.state_dict().keys() or not _are_sums(metrics):
+        is_wrong |= not _are_sums(metrics) or not _is_largest(largest)
+        if is_wrong or state.keys() - self.state_dict().keys():
             raise ValueError(f"not a state of the steps since the last line of metrics: {state!r:.100}")
         self._num_steps, self._loss_sum, self._weight = num_steps, loss_sum, weight
         self._metrics = {name: (value, weight) for name, (value, weight) in metrics.items()}
+        self._largest = None if largest is None else LargestLoss(*largest)
 
     def _begin(self) -> None:
         self._num_steps = 0
         self._loss_sum = 0.0
         self._weight = 0.0
+        self._largest = None
         self._metrics = dict.fromkeys(self._metrics, (0.0, 0.0))  # the names stay those of the run
 
 
@@ -113,6 +143,12 @@ def _are_sums(metrics: object) -> bool:
         isinstance(sums, list) and list(map(type, sums)) == [float, float] and not sums[1] < 0
         for sums in metrics.values()
     )
+
+
+def _is_largest(largest: object) -> bool:
+    """Tell whether a checkpoint's largest loss is one, or none."""
+    types = list(map(type, largest)) if isinstance(largest, list) else largest
+    return types in (None, [float, int, int, list])
 
 
 @dataclass(frozen=True)

@@ -256,6 +256,6 @@ class TrainStep:
             update_average(training.average, training.model)
         self.pass_.phases.begin(CALLBACK, step)
         heartbeat.has_trained = True
-        self.metrics.interval.add(gradient.totals)
+        self.metrics.interval.add(step, gradient.totals)
         report = self.metrics.report(gradient, learning_rate) if gradient.is_logged else None
         return StepReport(step, gradient.totals, report)

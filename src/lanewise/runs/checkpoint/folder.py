@@ -11,8 +11,11 @@ from typing import final
 from lanewise.errors import CheckpointError
 from lanewise.runs.checkpoint.manifest import Manifest, sync_folder
 from lanewise.runs.file import reading, writing
+from lanewise.runs.jumps import Jumps
 
 _NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,17})")
+_MOST_JUMPS = 3
+"""Before so many jumps of the loss, the last ones, the newest checkpoint is kept."""
 _TEMPORARY = re.compile(rf"{_NAME.pattern}\.(tmp|old)-[0-9a-z]+")
 
 
@@ -40,6 +43,8 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.jumps = Jumps()
+        """Where the loss jumped: `prune` keeps the checkpoints before."""
 
     def of_step(self, step: int) -> Path:
         """Return the path of the checkpoint of a step."""
@@ -135,7 +140,7 @@ class CheckpointFolder:
             warn(f"not deleted from {self.path}, since no save made it: {', '.join(strange)}")
 
     def prune(self, step: int, *, keep_last: int, keep_best: int, sign: int) -> None:
-        """Remove all but the newest checkpoints, and those with the best metric.
+        """Remove all but the newest checkpoints, those with the best metric, and those before jumps.
 
         Call it after a new one was published and verified. Later ones stay and do not count: they are
         damaged, since otherwise the run would have gone on from them.
@@ -159,6 +164,8 @@ class CheckpointFolder:
                     if manifest.metric is not None and manifest.identity.get("best") == best:
                         metrics[folder] = sign * manifest.metric
             kept |= set(sorted(metrics, key=lambda folder: -metrics[folder])[:keep_best])
+        for jump in self.jumps.steps[-_MOST_JUMPS:]:
+            kept.update([folder for folder in folders if int(folder.name[5:]) < jump][:1])
         for folder in folders:
             if folder not in kept:
                 # Renamed first: a removal that is killed must not leave half a checkpoint under its name.

@@ -3,6 +3,7 @@
 from lanewise.config import ConsoleName
 from lanewise.runs.callback import Callback
 from lanewise.runs.dir import RunDir
+from lanewise.runs.jumps import Jumps
 from lanewise.runs.loggers.json_console import JsonConsoleLogger
 from lanewise.runs.loggers.jsonl import JsonlLogger
 from lanewise.runs.loggers.progress import ProgressLogger
@@ -10,7 +11,7 @@ from lanewise.runs.loggers.tensorboard import TensorBoardLogger
 
 
 def build_loggers(
-    run_dir: RunDir, after_step: int, console: ConsoleName, *, evaluates_first: bool
+    run_dir: RunDir, after_step: int, console: ConsoleName, *, evaluates_first: bool, jumps: Jumps
 ) -> list[Callback]:
     """Build what writes the numbers of a run, on rank 0.
 
@@ -19,9 +20,10 @@ def build_loggers(
         after_step: the step of the checkpoint from which the run goes on; 0 where it begins.
         console: what the console shows.
         evaluates_first: whether the run evaluates before the next step.
+        jumps: finds those of the loss.
     """
     return [
-        JsonlLogger(run_dir.metrics, after_step, evaluates_first=evaluates_first),
+        JsonlLogger(run_dir.metrics, after_step, evaluates_first=evaluates_first, jumps=jumps),
         TensorBoardLogger(run_dir.tensorboard, after_step),
         JsonConsoleLogger() if console == "json" else ProgressLogger(),
     ]

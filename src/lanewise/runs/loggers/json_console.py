@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from typing import final
+from typing import Any, final
 
-from lanewise.runs.callback import LineCallback
-from lanewise.runs.loggers.jsonl import columns_of
+from lanewise.runs.loggers.jsonl import JsonCallback
 
 
 @final
-class JsonConsoleLogger(LineCallback):
+class JsonConsoleLogger(JsonCallback):
     """Writes a line for each logged step, each epoch that is counted, and each evaluation."""
 
-    def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        print(json.dumps(columns_of(epoch, step, values)), flush=True)  # noqa: T201 - what it is for
+    def write(self, columns: Mapping[str, Any]) -> None:
+        print(json.dumps(columns), flush=True)  # noqa: T201 - what it is for

@@ -1,22 +1,49 @@
 """Writes metrics.jsonl, an object for each logged step and each evaluation, and media.jsonl likewise."""
 
+import logging
 import math
+import shlex
 import time
+from abc import abstractmethod
 from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
-from lanewise.runs.callback import LineCallback
+from lanewise.errors import shorten
+from lanewise.runs.callback import LargestLoss, LineCallback
 from lanewise.runs.cut import cut
 from lanewise.runs.dir import RunDir
 from lanewise.runs.file import JsonLines
+from lanewise.runs.jumps import JUMP, Jumps
 from lanewise.runs.media import Media
+
+logger = logging.getLogger(__name__)
+
+
+class JsonCallback(LineCallback):
+    """Observes the lines of metrics.jsonl as they are written; a number that JSON lacks becomes null."""
+
+    _largest: LargestLoss | None = None
+    """That of the logged step which comes next."""
+
+    @abstractmethod
+    def write(self, columns: Mapping[str, Any]) -> None:
+        """Write a line."""
+
+    def on_largest_loss(self, epoch: int, step: int, largest: LargestLoss) -> None:
+        self._largest = largest
+
+    def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        largest = {} if self._largest is None else {"largest_loss": self._largest._asdict()}
+        self._largest = None
+        self.write({**_place(epoch, step), **finite, **largest})
 
 
 @final
-class JsonlLogger(LineCallback):
-    """Appends a line for each logged step; a number that JSON lacks (NaN, infinity) becomes null.
+class JsonlLogger(JsonCallback):
+    """Appends a line for each logged step, and one where the loss jumped, which the console says too.
 
     Its `time` is in seconds since the epoch, as in TensorBoard's events, since differences are what counts.
 
@@ -24,32 +51,54 @@ class JsonlLogger(LineCallback):
         path: the file, made with the first line, so that a run that fails before has none.
         after_step: lines of later steps are cut off, as a run that goes on writes them again.
         evaluates_first: whether it also evaluates again after this step.
+        jumps: is told of the lines that are there, and finds jumps among the others.
     """
 
-    def __init__(self, path: Path, after_step: int = 0, *, evaluates_first: bool = False) -> None:
+    def __init__(
+        self, path: Path, after_step: int = 0, *, evaluates_first: bool = False, jumps: Jumps | None = None
+    ) -> None:
         media = RunDir(path.parent).media
+        self._run_dir, self._jumps = path.parent, Jumps() if jumps is None else jumps
         self._lines, self._media = JsonLines(path), JsonLines(media)
-        cut(path, after_step, evaluates_first=evaluates_first)
+        cut(path, after_step, evaluates_first=evaluates_first, note=self._jumps.note)
         cut(media, after_step - 1)  # a start shows the model first
 
-    def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        self._lines.write(columns_of(epoch, step, values))
+    def write(self, columns: Mapping[str, Any]) -> None:
+        self._lines.write(columns)
+
+    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        largest, loss = self._largest, metrics.get("train/loss")
+        super().on_step(epoch, step, metrics)
+        if (before := self._jumps.find(loss)) is None or largest is None:
+            return
+        self._jumps.steps.append(largest.step)
+        losses = {"loss": loss, "before": before, "largest_loss": largest._asdict()}
+        self.write({"event": JUMP, **_place(epoch, step), **losses})
+        of_lane, argument = f"step {largest.step}", ""
+        if largest.lane is not None:
+            of_lane = f"lane {largest.lane} of {of_lane}, samples {shorten(largest.samples)}"
+            argument = f" --lane {largest.lane}"
+        logger.warning(
+            "the loss jumped to %.4g up to step %d, from %.4g before. The largest was %.4g: %s. To see it "
+            "again: lanewise replay %s --step %d%s",
+            *(loss, step, before, largest.loss, of_lane),
+            *(shlex.quote(str(self._run_dir)), largest.step, argument),
+        )
 
     def on_digests(self, epoch: int, step: int, digests: Mapping[str, str]) -> None:
         """See `Callback`."""
-        place = {"epoch": epoch, "step": step, "time": time.time()}
-        self._lines.write({"event": "digests", **place, "digests": digests})
+        self.write({"event": "digests", **_place(epoch, step), "digests": digests})
 
     def on_media(self, epoch: int, step: int, media: Media) -> None:
         shown = {"png": b64encode(media.png).decode()} if media.png else {"text": media.text}
-        self._media.write({"epoch": epoch, "step": step, "time": time.time(), "name": media.name, **shown})
+        self._media.write({**_place(epoch, step), "name": media.name, **shown})
 
     def on_end(self, error: BaseException | None) -> None:
         self._lines.close()
         self._media.close()
 
 
-def columns_of(epoch: int, step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Return what a line has."""
-    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    return {"epoch": epoch, "step": step, "time": time.time(), **finite}
+def _place(epoch: int, step: int) -> dict[str, Any]:
+    """Return how a line begins."""
+    return {"epoch": epoch, "step": step, "time": time.time()}

@@ -31,7 +31,7 @@ _OURS = ("perf", "time", "memory", "data", "gradients")
 _MOST_RANKS = 64
 _MOST_LINES = 40
 """The most lines of a chart; as many metrics have a chart of their own."""
-_KINDS = ("start", "end", "checkpoint")
+_KINDS = ("start", "end", "checkpoint", "jump")
 
 
 class Chart(NamedTuple):
@@ -58,7 +58,9 @@ def charts_of(runs: Sequence[RunData]) -> tuple[list[Chart], int]:
     charts += [_lines(title, unit, of_chart, runs, begins) for title, (unit, of_chart) in _SEVERAL.items()]
     charts.append(Chart("Parts of a step, by process", "bars", "seconds", list(_phases(runs))))
     charts.append(Chart("Memory, by process", "bars", "GiB", list(_memory(runs))))
-    charts.append(Chart("Starts, ends and checkpoints", "moments", "", list(_moments(runs, begins))))
+    charts.append(
+        Chart("Starts, ends, checkpoints and jumps of the loss", "moments", "", list(_moments(runs, begins)))
+    )
     num_left_out = sum(max(0, len(of_kind) - _MOST_LINES) for of_kind in (losses, others))
     return [chart for chart in charts if chart.lines], num_left_out
 

@@ -46,7 +46,7 @@ function tracesOf(chart) {
       connectgaps: false,
       line: {color, width: 1.8, dash: isOne ? "solid" : DASHES[number % DASHES.length]},
       marker: {color: isPlaced ? COLORS[number % COLORS.length] : color, size: 9,
-        symbol: isPlaced ? ["circle", "x", "diamond"][number % 3] : "circle"},
+        symbol: isPlaced ? ["circle", "x", "diamond", "star"][number % 4] : "circle"},
     };
   });
 }

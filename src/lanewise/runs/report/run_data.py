@@ -15,7 +15,7 @@ from lanewise.runs.file import open_regular
 from lanewise.runs.report.lines import JsonLinesReader, files_of_ranks
 from lanewise.runs.report.logs import LogFindings, read_logs
 from lanewise.runs.report.series import Points, read_series
-from lanewise.runs.report.status import RunStatus, read_status, seconds_of
+from lanewise.runs.report.status import RunStatus, finite, read_status, seconds_of
 
 _STEP = re.compile(r"step-(\d+)")
 _MOST_BYTES = 16 * 2**20
@@ -28,7 +28,7 @@ class Moment(NamedTuple):
     time: float
     """The time, in seconds since the epoch."""
     kind: str
-    """`start`, `end` or `checkpoint`."""
+    """`start`, `end`, `checkpoint` or `jump`."""
     text: str
 
 
@@ -70,7 +70,7 @@ def read_run(folder: Path, name: str) -> RunData:
     run_dir = RunDir(folder)
     metrics, record = JsonLinesReader(run_dir.metrics), JsonLinesReader(run_dir.record)
     events = list(record)
-    series = read_series(metrics)
+    series = read_series(metrics, jumps := list[Mapping[str, Any]]())
     findings = read_logs(run_dir.log(0).parent)
     problems = [*metrics.problems, *record.problems, *findings.problems]
     phases: dict[int, Mapping[str, Points]] = {}
@@ -82,7 +82,7 @@ def read_run(folder: Path, name: str) -> RunData:
         problems.append(f"{run_dir.phases.name} is not there, or empty")
     config, why = _config(run_dir.config)
     problems += why
-    moments = sorted([*_moments(events), *_checkpoints(run_dir.checkpoints)])
+    moments = sorted([*_moments(events), *_checkpoints(run_dir.checkpoints), *_jumps(jumps)])
     tables = list(_tables(folder))
     media = JsonLinesReader(run_dir.media) if run_dir.media.exists() else ()
     shown = [line for line in media if {"name", "step"} <= line.keys()][-100:]  # for the size of the page
@@ -115,6 +115,16 @@ def _moments(events: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
             step, text = event.get("last_step"), str(event.get("text") or "").partition("\n")[0]
             after = "" if step is None else f" after step {step}"
             yield Moment(moment, "end", f"{event.get('reason')}{after}{': ' if text else ''}{text}")
+
+
+def _jumps(lines: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
+    for line in lines:
+        if (moment := finite(line.get("time"))) is not None:
+            largest = json.dumps(line.get("largest_loss"))[:200]
+            text = (
+                f"the loss jumped to {line.get('loss')} up to step {line.get('step')}, the largest: {largest}"
+            )
+            yield Moment(moment, "jump", text)
 
 
 def _checkpoints(folder: Path) -> Iterator[Moment]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tsdownsample import MinMaxDownsampler
 
+from lanewise.runs.jumps import JUMP
 from lanewise.runs.report.lines import JsonLinesReader, count_of
 
 MOST_POINTS = 600
@@ -56,17 +57,21 @@ def _number(value: object) -> float:
     return math.nan
 
 
-def read_series(lines: JsonLinesReader) -> dict[str, Points]:
+def read_series(lines: JsonLinesReader, jumps: list[Mapping[str, Any]] | None = None) -> dict[str, Points]:
     """Return the points of every metric, in the order in which they were written.
 
     Args:
         lines: of a file with a step, and mostly a time, in each line; others are left out, as
             are events.
+        jumps: gets those of the loss.
     """
     tables: dict[tuple[str, ...], _Table] = {}
     for line in lines:
+        if jumps is not None and line.get("event") == JUMP:
+            jumps.append(line)
         if count_of(line.get("step")) is None or "event" in line:
             continue
+        line.pop("largest_loss", None)  # no number
         names = tuple(line)
         table = tables.get(names)
         if table is None:

@@ -338,6 +338,18 @@ def test_the_newest_and_the_best_are_kept(folder, keep_last, keep_best, sign, ke
     assert names(folder) == [f"step-{step:06d}" for step in kept]
 
 
+@pytest.mark.parametrize(
+    ("jumps", "kept"),
+    [([4], [3, 6]), ([3, 4], [2, 3, 6]), ([1], [6]), ([9], [6]), ([2, 3, 4, 5], [2, 3, 4, 6])],
+)
+def test_the_newest_before_each_of_the_last_jumps_is_kept(folder, jumps, kept):
+    for step in range(1, 7):
+        make(folder, step)
+    folder.jumps.steps += jumps
+    folder.prune(6, keep_last=1, keep_best=0, sign=1)
+    assert names(folder) == [f"step-{step:06d}" for step in kept]
+
+
 def test_later_ones_that_were_damaged_do_not_count(folder):
     for step in (1, 2, 9):
         make(folder, step)

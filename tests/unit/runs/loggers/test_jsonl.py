@@ -6,6 +6,8 @@ import time
 import pytest
 
 from lanewise.errors import StorageError
+from lanewise.runs.callback import LargestLoss
+from lanewise.runs.jumps import Jumps
 from lanewise.runs.loggers.jsonl import JsonlLogger
 from lanewise.runs.media import Media
 
@@ -206,3 +208,63 @@ def test_digests_are_an_event_of_their_own(tmp_path):
     assert len(lines_of(path)) == 1  # it is no evaluation, which is cut as it is made again
     JsonlLogger(path, 1)
     assert path.read_text() == ""
+
+
+LARGEST = LargestLoss(40.0, 25, 3, [7, 11])
+
+
+def log(logger, losses, first=1):
+    for step, loss in enumerate(losses, start=first):
+        logger.on_largest_loss(1, step, LARGEST._replace(step=step))
+        logger.on_step(1, step, {"train/loss": loss})
+    logger.on_evaluation(1, first, {"held_out/loss": 1.0})
+    logger.on_end(None)
+
+
+def test_a_line_of_training_names_its_largest_loss(tmp_path):
+    log(JsonlLogger(tmp_path / "m"), [2.0])
+    largest = {"loss": 40.0, "step": 1, "lane": 3, "samples": [7, 11]}
+    assert lines_of(tmp_path / "m") == [
+        {"epoch": 1, "step": 1, "train/loss": 2.0, "largest_loss": largest},
+        {"epoch": 1, "step": 1, "held_out/loss": 1.0},
+    ]
+
+
+@pytest.mark.parametrize("after_step", [24, 10])
+def test_a_jump_is_a_line_and_a_warning_also_where_the_run_goes_on(tmp_path, caplog, after_step):
+    """One that is cut off is found again, from the lines that stay."""
+    losses = [*[2.0, 2.1] * 12, 9.0, 2.0]
+    log(JsonlLogger(tmp_path / "m", jumps=(first := Jumps())), losses)
+    assert first.steps == [25]
+    (said,) = caplog.messages
+    assert said == (
+        "the loss jumped to 9 up to step 25, from 2.05 before. The largest was 40: lane 3 of step 25, "
+        f"samples [7, 11]. To see it again: lanewise replay {tmp_path} --step 25 --lane 3"
+    )
+    whole = lines_of(tmp_path / "m")
+    assert [line for line in whole if line.get("event")] == [
+        {
+            "event": "jump",
+            "epoch": 1,
+            "step": 25,
+            "loss": 9.0,
+            "before": 2.05,
+            "largest_loss": {"loss": 40.0, "step": 25, "lane": 3, "samples": [7, 11]},
+        }
+    ]
+    again = JsonlLogger(tmp_path / "m", after_step, jumps=(second := Jumps()))
+    assert second.steps == []
+    log(again, losses[after_step:], first=after_step + 1)
+    assert second.steps == [25]
+    assert len(caplog.messages) == 2
+    JsonlLogger(tmp_path / "m", 26, jumps=(third := Jumps()))
+    assert third.steps == [25]
+
+
+def test_without_a_lane_of_its_own_a_jump_names_its_step(tmp_path, caplog):
+    logger = JsonlLogger(tmp_path / "m")
+    for loss in [*[2.0, 2.1] * 12, 9.0]:
+        logger.on_largest_loss(1, 3, LargestLoss(9.0, 3, None, []))
+        logger.on_step(1, 3, {"train/loss": loss})
+    logger.on_end(None)
+    assert caplog.text.strip().endswith(f"step 3. To see it again: lanewise replay {tmp_path} --step 3")

@@ -31,6 +31,17 @@ def test_each_metric_has_its_points_whichever_lines_it_is_in(tmp_path):
     assert series["extra"].steps.tolist() == [3]
 
 
+def test_a_jump_of_the_loss_and_the_largest_one_are_no_metrics(tmp_path):
+    largest = {"loss": 9.0, "step": 2, "lane": 0, "samples": [4]}
+    jump = {"event": "jump", "step": 2, "largest_loss": largest}
+    file = tmp_path / "metrics.jsonl"
+    lines = [step(1, 3.0, largest_loss=largest), step(2, 9.0, largest_loss=largest), jump]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    series = read_series(JsonLinesReader(file), jumps := [])
+    assert series.keys() == {"train/loss", "train/learning_rate"}
+    assert jumps == [jump]
+
+
 @pytest.mark.parametrize("value", ["text", [1], {"a": 1}, 10**400, None])
 def test_what_is_no_number_is_a_gap(tmp_path, value):
     """After a number that is too large, later ones stood one step too early."""
