@@ -111,7 +111,7 @@ def test_all_charts_are_drawn_and_tables_have_the_numbers_of_metrics_jsonl(brows
 @WITH_BROWSER
 def test_a_run_that_went_on_on_another_number_shows_its_starts(browser, runs):
     page = open_page(browser, report(runs, "two"))
-    head, *rows = rows_of(page, "Starts, ends, checkpoints and jumps of the loss")
+    head, *rows = rows_of(page, "Starts, ends, checkpoints, jumps")
     assert head == ["run", "when", "what"]
     said = [row[2] for row in rows]
     assert said[0] == "start on 1 process, from step 1"

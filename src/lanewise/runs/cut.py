@@ -27,7 +27,7 @@ def cut(
     after_step: int,
     *,
     evaluates_first: bool = False,
-    note: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    note: Callable[[Mapping[str, Any]], object] = lambda _: None,
 ) -> None:
     """Remove the lines of the steps after one, and those that are damaged, which a warning counts.
 

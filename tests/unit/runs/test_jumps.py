@@ -8,9 +8,13 @@ import pytest
 from lanewise.runs.jumps import JUMP, Jumps
 
 
+def line(loss, step=1):
+    return {"step": step, "train/loss": loss, "largest_loss": {"step": step}}
+
+
 def found(losses) -> list[int]:
     jumps = Jumps()
-    return [number for number, loss in enumerate(losses) if jumps.find(loss) is not None]
+    return [number for number, loss in enumerate(losses) if jumps.find(line(loss)) is not None]
 
 
 def noisy(middle=2.0, width=0.1, number=60):
@@ -20,8 +24,9 @@ def noisy(middle=2.0, width=0.1, number=60):
 
 def test_a_loss_far_above_those_before_is_a_jump_and_tells_their_median():
     jumps = Jumps()
-    assert {jumps.find(loss) for loss in noisy()} == {None}
-    assert jumps.find(5.0) == pytest.approx(2.0, abs=0.05)
+    assert {jumps.find(line(loss)) for loss in noisy()} == {None}
+    assert jumps.find(line(5.0, step=61)) == pytest.approx(2.0, abs=0.05)
+    assert jumps.steps == [61]
 
 
 def test_of_lines_that_stay_high_the_first_is_a_jump():
@@ -45,14 +50,9 @@ def test_what_is_no_jump(losses):
     assert found(losses) in ([], [39])  # a peak that comes again and again is one only the first time
 
 
-def test_lines_that_are_there_already_count_whatever_they_hold():
-    """A run that goes on finds the same jumps as one that nobody stopped."""
+def test_lines_of_other_kinds_do_not_count():
     jumps = Jumps()
+    others = ({"train/loss": 90.0}, {**line(1.0), "event": JUMP, "train/loss": "x"}, {"held_out/loss": 90.0})
     for loss in noisy():
-        jumps.note({"step": 1, "train/loss": loss})
-    largest = {"loss": 7.0, "step": 31, "lane": 0, "samples": []}
-    for line in ({"train/loss": "x"}, {"train/loss": 10**400}, {"event": JUMP}, {"event": "other"}):
-        jumps.note(line)
-    jumps.note({"event": JUMP, "step": 40, "largest_loss": largest})
-    assert jumps.steps == [31]
-    assert jumps.find(5.0) is not None
+        assert [jumps.find(columns) for columns in (line(loss), *others, line(10**400))] == [None] * 5
+    assert jumps.find(line(5.0)) is not None

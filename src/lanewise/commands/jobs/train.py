@@ -133,12 +133,9 @@ class TrainJob(Job):
             folder.remove_leftovers(logger.warning)
             pins = "".join(f"# {name}: {value}\n" for name, value in exact_pins(world.device).items())
             replace_text(self.run_dir.config, f"{pins}{dump_config(self.config)}")
-            evaluates_first = run.evaluation is not None and run.evaluation.is_due
-            console = self.config.log.console
-            jumps = folder.jumps
-            loggers = build_loggers(
-                self.run_dir, first_step, console, evaluates_first=evaluates_first, jumps=jumps
-            )
+            is_due = run.evaluation is not None and run.evaluation.is_due
+            begin = self.run_dir, first_step, folder.jumps
+            loggers = build_loggers(*begin, self.config.log.console, evaluates_first=is_due)
             callbacks = [*loggers, *build_callbacks(self.config), *self.callbacks]
         saving = Saving(run, folder, wants_stop)
         engine = Engine(run, first_step=first_step, saving=saving, **recording)

@@ -53,6 +53,8 @@ class OwnCheckpoints:
     _: KW_ONLY
     keep_last: int
     """How many of the newest checkpoints to keep."""
+    before_step: int | None = None
+    """The index of a step to see again: no later checkpoint is restored, and nothing is saved or deleted."""
 
     def __post_init__(self) -> None:
         messages = [pass_.message for pass_ in self.prepared.passes.values()]
@@ -66,7 +68,7 @@ class OwnCheckpoints:
         self._state.require_savable()
         # An optimizer is equal where its module is, which is saved as well.
         self._compared = [key for key, value in self.objects.items() if not isinstance(value, Optimizer)]
-        checkpoints = CheckpointFolder(self.folder)
+        checkpoints = CheckpointFolder(self.folder, self.before_step)
         self._saver = Saver(checkpoints, self.world, keep_last=self.keep_last, keep_best=0, sign=1)
         self.prepared.finish_saves.append(self.finish)
         self.step = 0
@@ -79,17 +81,21 @@ class OwnCheckpoints:
             restore(self._state, self.identity, path, replace(manifest, identity=saved))
             self.step = manifest.step
             self.datasets.restore(identities if isinstance(identities, list) else [identities], path)
-        if self.world.rank == 0:
+        if self.world.rank == 0 and self.before_step is None:
             checkpoints.remove_leftovers(logger.warning)
 
     def save(self, step: int) -> None:
         """Begin to save the state of the objects before `step`; they may change as soon as this returns.
+
+        With `before_step` it does nothing, so that a loop may stay as it is.
 
         Raises:
             CheckpointError: if a value cannot be saved, or differs between ranks.
             WorldError: if a digest differs between ranks, as of an optimizer's state.
             StorageError: if the previous save failed.
         """
+        if self.before_step is not None:
+            return
         for pass_ in self.prepared.passes.values():
             pass_.attributes.require_saved()
         state = self._state.take()

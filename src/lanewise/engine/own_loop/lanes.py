@@ -287,7 +287,9 @@ class Lanes:
         size, parts = self._batch.micro_batch_size, (self._prepared, self._world, num_workers)
         return evaluated(dataset, metrics, *parts, collate=collate, missing=missing, samples_per_lane=size)
 
-    def checkpoints(self, folder: str | Path, *, keep_last: int = 2, **objects: Any) -> OwnCheckpoints:
+    def checkpoints(
+        self, folder: str | Path, *, keep_last: int = 2, before_step: int | None = None, **objects: Any
+    ) -> OwnCheckpoints:
         """Restore objects from the newest good checkpoint in a folder, if there is one, and save them there.
 
             checkpoints = lanes.checkpoints("runs/mine", model=model, optimizer=optimizer)
@@ -300,6 +302,7 @@ class Lanes:
         Args:
             folder: a folder on a file system that all ranks share.
             keep_last: how many of the newest checkpoints to keep.
+            before_step: index of a step to replay; no later checkpoint is restored, and nothing is saved.
             objects: modules, optimizers, and other objects with `state_dict` and `load_state_dict`. Their
                 state must be the same on every rank, which `save` compares.
 
@@ -312,8 +315,8 @@ class Lanes:
             "precision": self._precision_name,
             "exact": identify_exact(self._distributed, self._world),
         }
-        parts = self._prepared, self._datasets
-        return OwnCheckpoints(Path(folder), self._world, identity, objects, *parts, keep_last=keep_last)
+        parts = Path(folder), self._world, identity, objects, self._prepared, self._datasets
+        return OwnCheckpoints(*parts, keep_last=keep_last, before_step=before_step)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context in which a micro-batch's forward and loss run in the run's precision."""

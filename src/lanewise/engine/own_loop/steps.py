@@ -1,7 +1,7 @@
 """The optimizer steps of the user's own loop, and the micro-batches in each."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lanewise.data import LaneBatch, LaneSource
 from lanewise.engine.buffers.pack import BufferPlace
+from lanewise.engine.own_loop.replay import replayed
 from lanewise.engine.step.lanes import StepBatches
 from lanewise.engine.step.message import means
 from lanewise.engine.step.metrics import Gradient
@@ -228,6 +229,11 @@ class Step:
         for lane, share in shared.of(iter(self._batches)):
             pass_.backward(lane.batch, share, what)
         self._end(model, pass_)
+
+    def replay(self, lane: int) -> AbstractContextManager[Any]:
+        """Give the micro-batch of one lane, which runs alone as in a first pass; see `replayed`."""
+        own = self._prepared
+        return replayed(self._batches.copies(), lane, own.passes, own.seed, own.spread.world)
 
     def _begin(self, model: nn.Module) -> Pass:
         """Begin a pass over the micro-batches."""

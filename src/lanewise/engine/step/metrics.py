@@ -51,7 +51,7 @@ class LogInterval:
         every_steps: int,
         last_step: int | None,
         ends_run: Callable[[Sequence[int]], bool] = lambda _: False,
-        samples_of: Callable[[int, int], Sequence[int]] | None = None,
+        samples_of: Callable[[int, Any], Sequence[int]] | None = None,
     ) -> None:
         self._every_steps = every_steps
         self._last_step = last_step
@@ -83,9 +83,7 @@ class LogInterval:
     def _find_samples(self, step: int | None = None) -> None:
         """Find the samples of the largest loss, if nobody has and it is of this step; None: of any."""
         largest, find = self._largest, self._samples_of
-        if largest is None or largest.samples or step not in (None, largest.step):
-            return
-        if find is not None and largest.lane is not None:
+        if find and largest and not largest.samples and step in (None, largest.step):
             self._largest = largest._replace(samples=list(find(largest.step, largest.lane)))
 
     def take(self) -> IntervalTotals:
@@ -93,7 +91,7 @@ class LogInterval:
         loss = self._loss_sum / self._weight if self._weight else math.nan
         self._find_samples()
         metrics, largest = means(self._metrics), self._largest
-        if largest is not None and self._samples_of is None:
+        if largest and not self._samples_of:
             largest = largest._replace(lane=None)
         mean_weight = self._weight / max(1, self._num_steps)
         totals = IntervalTotals(self._num_steps, loss, mean_weight, metrics, largest)
@@ -109,8 +107,7 @@ class LogInterval:
         """Return the sums for a checkpoint, so that a run that resumes from it writes the same line."""
         metrics = {name: list(sums) for name, sums in self._metrics.items()}
         sums = {"num_steps": self._num_steps, "loss_sum": self._loss_sum, "weight": self._weight}
-        largest = None if self._largest is None else list(self._largest)
-        return {**sums, "metrics": metrics, "largest": largest}
+        return {**sums, "metrics": metrics, "largest": self._largest and list(self._largest)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the sums; a checkpoint of an earlier version lacks metrics or the largest loss.
@@ -122,7 +119,8 @@ class LogInterval:
         types = [type(num_steps), type(loss_sum), type(weight)]
         metrics, largest = state.get("metrics", {}), state.get("largest")
         is_wrong = types != [int, float, float] or num_steps < 0 or not weight >= 0
-        is_wrong |= not _are_sums(metrics) or not _is_largest(largest)
+        is_wrong |= not _are_sums(metrics)
+        is_wrong |= largest is not None and list(map(type, largest)) != [float, int, int, list]
         if is_wrong or state.keys() - self.state_dict().keys():
             raise ValueError(f"not a state of the steps since the last line of metrics: {state!r:.100}")
         self._num_steps, self._loss_sum, self._weight = num_steps, loss_sum, weight
@@ -143,12 +141,6 @@ def _are_sums(metrics: object) -> bool:
         isinstance(sums, list) and list(map(type, sums)) == [float, float] and not sums[1] < 0
         for sums in metrics.values()
     )
-
-
-def _is_largest(largest: object) -> bool:
-    """Tell whether a checkpoint's largest loss is one, or none."""
-    types = list(map(type, largest)) if isinstance(largest, list) else largest
-    return types in (None, [float, int, int, list])
 
 
 @dataclass(frozen=True)

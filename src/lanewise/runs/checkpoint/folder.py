@@ -14,8 +14,6 @@ from lanewise.runs.file import reading, writing
 from lanewise.runs.jumps import Jumps
 
 _NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,17})")
-_MOST_JUMPS = 3
-"""Before so many jumps of the loss, the last ones, the newest checkpoint is kept."""
 _TEMPORARY = re.compile(rf"{_NAME.pattern}\.(tmp|old)-[0-9a-z]+")
 
 
@@ -39,10 +37,15 @@ class CheckpointFolder:
 
     A checkpoint is written under a temporary name, and renamed when it is complete and on disk. So one with
     the final name was complete once; `Manifest.verify` tells whether it still is.
+
+    Args:
+        path: the folder.
+        up_to: those of more steps are left out; None: none is.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, up_to: int | None = None) -> None:
         self.path = path
+        self._up_to = up_to
         self.jumps = Jumps()
         """Where the loss jumped: `prune` keeps the checkpoints before."""
 
@@ -72,7 +75,9 @@ class CheckpointFolder:
             CheckpointError: if the folder cannot be read.
         """
         steps = {int(match[1]): path for path in self._entries() if (match := _NAME.fullmatch(path.name))}
-        return [steps[step] for step in sorted(steps, reverse=True)]
+        return [
+            steps[step] for step in sorted(steps, reverse=True) if self._up_to is None or step <= self._up_to
+        ]
 
     def _entries(self) -> list[Path]:
         """List what is in the folder; nothing if it is not there."""
@@ -164,7 +169,7 @@ class CheckpointFolder:
                     if manifest.metric is not None and manifest.identity.get("best") == best:
                         metrics[folder] = sign * manifest.metric
             kept |= set(sorted(metrics, key=lambda folder: -metrics[folder])[:keep_best])
-        for jump in self.jumps.steps[-_MOST_JUMPS:]:
+        for jump in self.jumps.steps[-3:]:  # not of all: a run that jumps often would fill the disk
             kept.update([folder for folder in folders if int(folder.name[5:]) < jump][:1])
         for folder in folders:
             if folder not in kept:

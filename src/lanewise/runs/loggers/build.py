@@ -11,16 +11,16 @@ from lanewise.runs.loggers.tensorboard import TensorBoardLogger
 
 
 def build_loggers(
-    run_dir: RunDir, after_step: int, console: ConsoleName, *, evaluates_first: bool, jumps: Jumps
+    run_dir: RunDir, after_step: int, jumps: Jumps, console: ConsoleName, *, evaluates_first: bool
 ) -> list[Callback]:
     """Build what writes the numbers of a run, on rank 0.
 
     Args:
         run_dir: where they are written.
         after_step: the step of the checkpoint from which the run goes on; 0 where it begins.
+        jumps: finds those of the loss.
         console: what the console shows.
         evaluates_first: whether the run evaluates before the next step.
-        jumps: finds those of the loss.
     """
     return [
         JsonlLogger(run_dir.metrics, after_step, evaluates_first=evaluates_first, jumps=jumps),

@@ -51,7 +51,7 @@ class JsonlLogger(JsonCallback):
         path: the file, made with the first line, so that a run that fails before has none.
         after_step: lines of later steps are cut off, as a run that goes on writes them again.
         evaluates_first: whether it also evaluates again after this step.
-        jumps: is told of the lines that are there, and finds jumps among the others.
+        jumps: finds them, also among the lines that are there.
     """
 
     def __init__(
@@ -60,30 +60,23 @@ class JsonlLogger(JsonCallback):
         media = RunDir(path.parent).media
         self._run_dir, self._jumps = path.parent, Jumps() if jumps is None else jumps
         self._lines, self._media = JsonLines(path), JsonLines(media)
-        cut(path, after_step, evaluates_first=evaluates_first, note=self._jumps.note)
+        cut(path, after_step, evaluates_first=evaluates_first, note=self._jumps.find)
         cut(media, after_step - 1)  # a start shows the model first
 
     def write(self, columns: Mapping[str, Any]) -> None:
         self._lines.write(columns)
-
-    def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        largest, loss = self._largest, metrics.get("train/loss")
-        super().on_step(epoch, step, metrics)
-        if (before := self._jumps.find(loss)) is None or largest is None:
+        if (before := self._jumps.find(columns)) is None:
             return
-        self._jumps.steps.append(largest.step)
-        losses = {"loss": loss, "before": before, "largest_loss": largest._asdict()}
-        self.write({"event": JUMP, **_place(epoch, step), **losses})
-        of_lane, argument = f"step {largest.step}", ""
-        if largest.lane is not None:
-            of_lane = f"lane {largest.lane} of {of_lane}, samples {shorten(largest.samples)}"
-            argument = f" --lane {largest.lane}"
+        loss, largest, step = columns["train/loss"], columns["largest_loss"], columns["step"]
+        jump = {"loss": loss, "before": before, "largest_loss": largest}
+        self._lines.write({"event": JUMP, **_place(columns["epoch"], step), **jump})
+        has_lane, at = largest["lane"] is not None, largest["step"]
         logger.warning(
-            "the loss jumped to %.4g up to step %d, from %.4g before. The largest was %.4g: %s. To see it "
-            "again: lanewise replay %s --step %d%s",
-            *(loss, step, before, largest.loss, of_lane),
-            *(shlex.quote(str(self._run_dir)), largest.step, argument),
+            "the loss jumped to %.4g up to step %d, from %.4g before. The largest was %.4g, in %sstep %d%s. "
+            "To see it again: lanewise replay %s --step %d%s",
+            *(loss, step, before, largest["loss"], f"lane {largest['lane']} of " * has_lane, at),
+            f", samples {shorten(largest['samples'])}" * has_lane,
+            *(shlex.quote(str(self._run_dir)), at, f" --lane {largest['lane']}" * has_lane),
         )
 
     def on_digests(self, epoch: int, step: int, digests: Mapping[str, str]) -> None:

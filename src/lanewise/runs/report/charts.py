@@ -58,9 +58,7 @@ def charts_of(runs: Sequence[RunData]) -> tuple[list[Chart], int]:
     charts += [_lines(title, unit, of_chart, runs, begins) for title, (unit, of_chart) in _SEVERAL.items()]
     charts.append(Chart("Parts of a step, by process", "bars", "seconds", list(_phases(runs))))
     charts.append(Chart("Memory, by process", "bars", "GiB", list(_memory(runs))))
-    charts.append(
-        Chart("Starts, ends, checkpoints and jumps of the loss", "moments", "", list(_moments(runs, begins)))
-    )
+    charts.append(Chart("Starts, ends, checkpoints, jumps", "moments", "", list(_moments(runs, begins))))
     num_left_out = sum(max(0, len(of_kind) - _MOST_LINES) for of_kind in (losses, others))
     return [chart for chart in charts if chart.lines], num_left_out
 

@@ -120,11 +120,8 @@ def _moments(events: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
 def _jumps(lines: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
     for line in lines:
         if (moment := finite(line.get("time"))) is not None:
-            largest = json.dumps(line.get("largest_loss"))[:200]
-            text = (
-                f"the loss jumped to {line.get('loss')} up to step {line.get('step')}, the largest: {largest}"
-            )
-            yield Moment(moment, "jump", text)
+            largest = f"the largest: {json.dumps(line.get('largest_loss')):.200}"
+            yield Moment(moment, "jump", f"loss {line.get('loss')} up to step {line.get('step')}, {largest}")
 
 
 def _checkpoints(folder: Path) -> Iterator[Moment]:

@@ -238,7 +238,7 @@ def test_a_jump_is_a_line_and_a_warning_also_where_the_run_goes_on(tmp_path, cap
     assert first.steps == [25]
     (said,) = caplog.messages
     assert said == (
-        "the loss jumped to 9 up to step 25, from 2.05 before. The largest was 40: lane 3 of step 25, "
+        "the loss jumped to 9 up to step 25, from 2.05 before. The largest was 40, in lane 3 of step 25, "
         f"samples [7, 11]. To see it again: lanewise replay {tmp_path} --step 25 --lane 3"
     )
     whole = lines_of(tmp_path / "m")
@@ -267,4 +267,4 @@ def test_without_a_lane_of_its_own_a_jump_names_its_step(tmp_path, caplog):
         logger.on_largest_loss(1, 3, LargestLoss(9.0, 3, None, []))
         logger.on_step(1, 3, {"train/loss": loss})
     logger.on_end(None)
-    assert caplog.text.strip().endswith(f"step 3. To see it again: lanewise replay {tmp_path} --step 3")
+    assert caplog.text.strip().endswith(f"9, in step 3. To see it again: lanewise replay {tmp_path} --step 3")

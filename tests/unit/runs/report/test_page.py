@@ -46,7 +46,7 @@ def test_the_charts_have_the_numbers_of_the_run(tmp_path):
     assert charts["held_out/accuracy"]["lines"][0]["values"] == [0.5]
     assert charts["Parts of a step, by process"]["lines"][0]["values"] == [0.25]
     assert charts["Memory, by process"]["lines"][0]["labels"] == ["rank 0"]
-    kinds = [line["name"] for line in charts["Starts, ends, checkpoints and jumps of the loss"]["lines"]]
+    kinds = [line["name"] for line in charts["Starts, ends, checkpoints, jumps"]["lines"]]
     assert kinds == ["start", "end", "checkpoint"]
     assert len(page.encode()) < 6 * 10**6
 
@@ -57,9 +57,9 @@ def test_a_jump_of_the_loss_is_marked(tmp_path):
     damaged = [{"event": "jump", "step": 3}, {"event": "jump", "step": 3, "time": 1.8e9, "largest_loss": []}]
     folder = write_run(tmp_path / "a", [START], [step(1, 2.0), step(10, 7.5), jump, *damaged])
     charts = {chart["title"]: chart for chart in data_in(page_of((folder, "a")))["charts"]}
-    *_, jumps = charts["Starts, ends, checkpoints and jumps of the loss"]["lines"]
+    *_, jumps = charts["Starts, ends, checkpoints, jumps"]["lines"]
     assert jumps["name"] == "jump"
-    assert f"the loss jumped to 7.5 up to step 10, the largest: {json.dumps(largest)}" in jumps["texts"]
+    assert f"loss 7.5 up to step 10, the largest: {json.dumps(largest)}" in jumps["texts"]
 
 
 def test_text_of_a_run_is_text(tmp_path):
