@@ -32,14 +32,14 @@ def replayed(
     Raises:
         TaskError: if the lane has no samples in the step, or there are several processes.
     """
-    by_lane = {batch.turn.lane: batch for batch in to_device(batches, world.device) if batch.has_samples}
-    if world.world_size > 1 or lane not in by_lane:
-        raise TaskError(
-            f"a lane is replayed on one process, in a step in which it has samples: got lane {lane}, "
-            f"{world.world_size} processes, and samples of the lanes {list(by_lane)}."
-        )
-    batch, buffers = by_lane[lane], {one: one.clone() for model in models for one in model.buffers()}
     with kept_random_state():
+        by_lane = {batch.turn.lane: batch for batch in to_device(batches, world.device) if batch.has_samples}
+        if world.world_size > 1 or lane not in by_lane:
+            raise TaskError(
+                f"a lane is replayed on one process, in a step in which it has samples: got lane {lane}, "
+                f"{world.world_size} processes, and samples of the lanes {list(by_lane)}."
+            )
+        batch, buffers = by_lane[lane], {one: one.clone() for model in models for one in model.buffers()}
         set_random_state(lane_seed(seed, batch.turn.step, lane))
         try:
             yield batch.data
