@@ -31,7 +31,7 @@ ROWS = (
     {"engine.micro_batch"},
     {"commands.jobs", "commands.printed"},
     {"commands.verify", "commands.plan", "commands.doctor"},
-    {"commands.bench"},
+    {"commands.bench", "commands.replay"},
     {"cli", "testing", "hugging_face", "lightning"},
     {"__main__"},  # starts cli, and is a row of its own for that reason only
 )
@@ -64,6 +64,7 @@ MAY_IMPORT_LAUNCH = {
     "commands.bench",
     "commands.plan",
     "commands.doctor",
+    "commands.replay",
     "testing",
     "cli",
 }

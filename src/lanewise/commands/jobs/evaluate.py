@@ -139,12 +139,7 @@ def evaluate_job(
         model_file, text = find_weights(run_dir.path, which, averages=config.train.ema_decay is not None)
     _require(model_file, which if names_file else run_or_model, is_run=not names_file)
     if task is None:
-        if found := _find_object(config.task.init_args):
-            raise CheckpointError(
-                f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "
-                "From Python, give evaluate or predict the task."
-            )
-        _require_project(config)
+        require_buildable(config, run_dir)
     untrusted: tuple[str, ...] = ()
     if not trust and not is_config:
         config, untrusted = distrust(config_file, config, overrides)
@@ -180,8 +175,18 @@ def _require(file: Path, given: Path | str, *, is_run: bool = True) -> None:
         )
 
 
-def _require_project(config: RunConfig) -> None:
-    """Raise ConfigError where the folder of the task's code is gone, and the code is nowhere else."""
+def require_buildable(config: RunConfig, run_dir: RunDir) -> None:
+    """Find out whether the task of a run can be built of its configuration.
+
+    Raises:
+        CheckpointError: an argument was no plain value.
+        ConfigError: the folder of the task's code is gone, and the code is nowhere else.
+    """
+    if found := _find_object(config.task.init_args):
+        raise CheckpointError(
+            f"the task of {run_dir.path} cannot be built again: {found[0]} was {found[1]}. "
+            "From Python, give the task too (task=)."
+        )
     module, search_path = config.task.class_path.partition(".")[0], config.search_path
     is_gone = search_path is not None and not Path(search_path).is_dir()
     if is_gone and module.isidentifier() and find_spec(module) is None:

@@ -125,7 +125,7 @@ class TrainJob(Job):
             place = self.run_dir.audit, world.rank, world.world_size
             recording["record"] = AuditLog(*place, first_step, plan, tables).record
         callbacks: list[Callback] = []
-        start = describe_start(run, first_step)
+        start = {**describe_start(run, first_step), "allow": list(self.allow)}
         history, run_id = None, ""
         if world.rank == 0:
             history = RunRecord(self.run_dir.record)

@@ -183,6 +183,12 @@ class Evaluation:
         is_wanted = is_epoch if every_steps is None else (step + 1) % every_steps == 0
         self.is_due = is_wanted or ends_run
 
+    def take_over(self, values: Mapping[str, float]) -> None:
+        """Take the values that this evaluation gave when the run was trained, in place of `run`."""
+        self.is_due, self.last_values = False, dict(values)
+        if self._training is not None:
+            self._training.take()
+
     def run(self, wants_stop: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], bool]:
         """Evaluate; return the values, and whether they are the best so far.
 

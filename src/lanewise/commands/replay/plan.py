@@ -1,0 +1,219 @@
+"""Finds what a step of a run is taken again from: the starts up to it, and a good checkpoint before it."""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lanewise.commands.jobs.evaluate import require_buildable
+from lanewise.config import RunConfig
+from lanewise.config.check import expand_user, read_section
+from lanewise.config.load import Override, apply_overrides
+from lanewise.config.trust import distrust
+from lanewise.errors import CheckpointError, ConfigError, collecting
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.cut import is_evaluation
+from lanewise.runs.dir import RunDir
+from lanewise.runs.report.lines import JsonLinesReader
+from lanewise.task import Task
+
+logger = logging.getLogger(__name__)
+
+_KEPT = ("equality", "threads", "device_type", "stall_seconds", "start_seconds")
+"""What a replay takes over of the section distributed, on which no byte depends else."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps that one start of the run took, with what it was asked for."""
+
+    config: RunConfig
+    allow: tuple[str, ...]
+    """What may differ from the checkpoint with which the segment begins."""
+    last_step: int
+    """The last of them that is taken again, from 1."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a run wrote of some of its steps, which count from 1."""
+
+    digests: dict[int, Mapping[str, str]] = field(default_factory=dict)
+    """Of each tensor of the state."""
+    lines: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """The lines of metrics, each with the numbers of the steps since the line before it."""
+    evaluations: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    """The values of the evaluation after the step."""
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """From where a step is taken again, and with what."""
+
+    run_dir: RunDir
+    step: int
+    """The last step that is taken again, from 1."""
+    num_taken: int
+    """How many steps the run had taken at the checkpoint; 0: it begins anew, from its seed."""
+    segments: Sequence[Segment]
+    """The starts since then; most often one."""
+    versions: Mapping[str, str]
+    """What the start of that step noted of versions and devices."""
+    sources: Mapping[str, str]
+    """The SHA-256 of the user's modules in that start, by their names."""
+    written: Written
+    """What the run wrote of the steps after the checkpoint."""
+    allow: tuple[str, ...] = ()
+    """`exact`: what equal bytes depend on besides the configuration may differ from where the run was."""
+    task: Task | None = None
+    untrusted: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the start that took the step."""
+        return self.segments[-1].config
+
+    def describe(self) -> str:
+        """Say what will be done."""
+        num_steps = self.step - self.num_taken
+        place = f"the checkpoint after step {self.num_taken:,}" if self.num_taken else "the seed"
+        steps = "1 step" if num_steps == 1 else f"{num_steps:,} steps"
+        return f"step {self.step:,} of {self.run_dir.path}: {steps} from {place}"
+
+
+def plan_replay(
+    run_dir: Path,
+    step: int,
+    overrides: Sequence[Override] = (),
+    *,
+    before: int | None = None,
+    task: Task | None = None,
+    trust: bool = False,
+    allow: Collection[str] = (),
+) -> ReplayPlan:
+    """Find the start of a run that took a step, and the newest good checkpoint before it.
+
+    Nothing is written to the run, and no lock is taken: it may go on meanwhile.
+
+    Args:
+        run_dir: of the run.
+        step: from 1.
+        overrides: of the configuration; without one of the devices, there is one process.
+        before: the checkpoint is one of fewer steps than this; None: than `step`.
+        task: the user's task, where it was given as an object; None: built from the configuration.
+        trust: whether code that came with the run may run.
+        allow: see `ReplayPlan`.
+
+    Raises:
+        CheckpointError: if the folder holds no run, or the run has not begun the step.
+        ConfigError: if the configuration has a mistake.
+    """
+    folder = RunDir(run_dir)
+    starts = [line for line in JsonLinesReader(folder.record) if line.get("event") == "start"]
+    if not starts or step < 1:
+        what = f"step {step} is none: they count from 1" if starts else f"{run_dir} holds no run"
+        raise CheckpointError(f"{what}. Name a run_dir, which has a run.jsonl, and a step of the run.")
+    chain = [_start_before(starts, step + 1)]
+    last_step = chain[0].get("last_step")
+    if last_step is not None and step > last_step:
+        raise CheckpointError(f"the run {run_dir} has {last_step} steps: got step {step}. Name one of them.")
+    num_taken = _newest_good(folder, (before or step) - 1)
+    while chain[0]["first_step"] - 1 > num_taken:
+        chain.insert(0, _start_before(starts, chain[0]["first_step"]))
+    segments: list[Segment] = []
+    untrusted: tuple[str, ...] = ()
+    for number, start in enumerate(chain):
+        config = _config_of(start, folder, overrides)
+        if task is None:
+            require_buildable(config, folder)
+        if not trust:
+            config, untrusted = distrust(folder.config, config, overrides)
+        last = step if start is chain[-1] else chain[number + 1]["first_step"] - 1
+        resumes = number > 0 or start["first_step"] - 1 == num_taken > 0
+        may_differ = tuple(start.get("allow", ())) if resumes else ()
+        if segments and not may_differ and segments[-1].config == config:
+            segments[-1] = replace(segments[-1], last_step=last)
+        else:
+            segments.append(Segment(config, may_differ, last))
+    return ReplayPlan(
+        folder,
+        step,
+        num_taken,
+        segments,
+        chain[-1].get("versions", {}),
+        chain[-1].get("sources", {}),
+        read_written(folder, num_taken, step),
+        tuple(allow),
+        task,
+        untrusted,
+    )
+
+
+def read_written(run_dir: RunDir, after: int, up_to: int | None = None) -> Written:
+    """Read what a run wrote of the steps after one, up to another or to its end."""
+    written = Written()
+    for line in JsonLinesReader(run_dir.metrics):
+        step = line.get("step")
+        if type(step) is not int or step < after or (up_to is not None and step > up_to):
+            continue
+        if line.get("event") == "digests":
+            written.digests[step] = line["digests"]
+        elif "train/learning_rate" in line:
+            written.lines[step] = line
+        elif is_evaluation(line):
+            values = {name: value for name, value in line.items() if "/" in name}
+            written.evaluations[step] = {name: v for name, v in values.items() if type(v) is float}
+    for folder in CheckpointFolder(run_dir.checkpoints, up_to).all():
+        try:
+            manifest = Manifest.read(folder)
+        except CheckpointError:  # damaged, or removed meanwhile
+            continue
+        if manifest.digests and manifest.step > after:
+            written.digests.setdefault(manifest.step, manifest.digests)
+    return written
+
+
+def _start_before(starts: Sequence[Mapping[str, Any]], step: int) -> Mapping[str, Any]:
+    """Return the start that took the step before this one: the last that began before it.
+
+    Lines of a step that a later start took again are gone; so is what an earlier one did there.
+    """
+    begun = [start for start in starts if type(start.get("first_step")) is int and start["first_step"] < step]
+    if not begun:
+        raise CheckpointError(f"run.jsonl has no start that took step {step - 1}: it is damaged.")
+    return begun[-1]
+
+
+def _newest_good(run_dir: RunDir, up_to: int) -> int:
+    """Return the number of steps of the newest good checkpoint that is not of more; 0 if there is none."""
+    try:
+        found = CheckpointFolder(run_dir.checkpoints, up_to).newest_good(logger.warning)
+    except CheckpointError as error:
+        logger.warning("%s", error)
+        return 0
+    return 0 if found is None else found[1].step
+
+
+def _config_of(start: Mapping[str, Any], run_dir: RunDir, overrides: Sequence[Override]) -> RunConfig:
+    """Return the configuration of a start, for one process of this machine unless overrides say otherwise."""
+    # JSON has no infinity, so the record has its name.
+    text = re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(start.get("config")))
+    tree: dict[str, Any] = json.loads(text) or {}
+    if not tree.keys() >= {"distributed", "train"}:
+        raise CheckpointError(f"{run_dir.record} has no configuration of the start: it is damaged.")
+    section = {key: value for key, value in tree["distributed"].items() if key in _KEPT}
+    if "gpu" not in start.get("versions", {}):
+        section["device_type"] = "cpu"
+    tree |= {"distributed": section, "train": {**tree["train"], "run_dir": str(run_dir.path)}}
+    tree, mistakes = apply_overrides(tree, overrides)
+    with collecting(mistakes):
+        config = read_section(RunConfig, tree)
+    if mistakes:
+        raise ConfigError(*mistakes)
+    search_path = Path.cwd() / expand_user(config.search_path or "")
+    return replace(config, search_path=os.path.realpath(search_path), callbacks=())

@@ -1,0 +1,198 @@
+"""Takes steps of a run again, in processes of their own, without writing to the run."""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, final
+
+from lanewise.commands.jobs.job import Job
+from lanewise.commands.replay.plan import ReplayPlan
+from lanewise.engine.engine import Engine
+from lanewise.engine.run.build import build_run, build_task
+from lanewise.engine.run.resume import resume_run
+from lanewise.engine.run.run import Run
+from lanewise.engine.step.metrics import LogInterval, StepReport
+from lanewise.errors import CheckpointError
+from lanewise.launch.scratch import temporary_folder
+from lanewise.processes.device.determinism import exact_pins
+from lanewise.processes.world.digests import gather_digests
+from lanewise.processes.world.world import World
+from lanewise.runs.checkpoint.folder import CheckpointFolder
+from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.checkpoint.saver import Saver
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class Replay:
+    """A run on its way to a step that it took before. It evaluates and saves nothing, and has no callbacks.
+
+    Collective: every rank must make it, and call its methods alike.
+
+    Args:
+        plan: from where, and to which step.
+        world: the processes.
+        folder: a temporary one, the same on every rank.
+
+    Raises:
+        CheckpointError: if what equal bytes depend on differs here, or a checkpoint does not fit.
+    """
+
+    def __init__(self, plan: ReplayPlan, world: World, folder: Path) -> None:
+        self.plan, self._world = plan, world
+        self.num_taken = plan.num_taken
+        """How many steps were taken, as the run counts them."""
+        self._report: StepReport | None = None
+        """Of the last step, until `enter`."""
+        self._between = CheckpointFolder(folder / "between")
+        self._segments = iter(plan.segments)
+        self._require_pins()
+        saved = CheckpointFolder(plan.run_dir.checkpoints, plan.num_taken) if plan.num_taken else None
+        self.engine = self._begin(saved)
+        """Has taken `num_taken` steps."""
+
+    def _require_pins(self) -> None:
+        """Compare what equal bytes depend on besides the configuration, as a resume does."""
+        now, there = exact_pins(self._world.device), self.plan.versions
+        names = sorted({"torch", "cpu_capability", "gpu", "tf32"} & (now.keys() | there.keys()))
+        told = [f"{name} was {there.get(name)}, and is {now.get(name)} here" for name in names]
+        told = [text for name, text in zip(names, told, strict=True) if there.get(name) != now.get(name)]
+        if told and self.plan.config.distributed.equality == "exact":
+            if "exact" not in self.plan.allow:
+                raise CheckpointError(
+                    f"equal bytes depend on what differs: {'; '.join(told)}. Replay where that is alike, or "
+                    "add --allow exact to see other rounding."
+                )
+            logger.warning("bytes may differ: %s", "; ".join(told))
+
+    def _begin(self, saved: CheckpointFolder | None) -> Engine:
+        """Begin the next segment, from a checkpoint or from the seed. Collective."""
+        self._segment = segment = next(self._segments)
+        plan, config = self.plan, segment.config
+        task = build_task(config, plan.task)
+        run = build_run(config, self._world, task, is_restored=saved is not None)
+        allow = (*segment.allow, *plan.allow)
+        if (0 if saved is None else resume_run(run, saved, allow)) != self.num_taken:
+            raise CheckpointError(
+                f"the checkpoint of step {self.num_taken} was removed meanwhile. Try again."
+            )
+        if segment.last_step == plan.step:  # the step gets a line of metrics, with its norm
+            log = LogInterval(config.log.every_steps, plan.step, run.loader.ends_run)
+            log.load_state_dict(run.log_interval.state_dict())
+            run = replace(run, log_interval=log)
+        self.batches = run.loader.batches(self.num_taken, segment.last_step)
+        """What this process reads next."""
+        if run.evaluation is not None and run.evaluation.is_due:  # a signal came before this evaluation
+            self._follow(run, self.num_taken - 1)
+        return Engine(run, first_step=self.num_taken)
+
+    def close(self) -> None:
+        """Stop the background work."""
+        self.engine.close()
+
+    def take(self) -> StepReport:
+        """Take the next step. Collective.
+
+        Raises:
+            CheckpointError: if the data ended before it.
+        """
+        self.enter()
+        self._report = report = self.engine.take_step(self.num_taken, self.batches)
+        if report.totals.upcoming is not None:
+            self.engine.run.loader.note(report.totals.upcoming)
+        self.num_taken += 1
+        return report
+
+    def enter(self) -> None:
+        """Do what the run did after the last step, and the next one depends on. Collective.
+
+        Raises:
+            CheckpointError: if there is no next one.
+        """
+        run, report = self.engine.run, self._report
+        if run.loader.is_over:
+            raise CheckpointError(f"the run has {self.num_taken} steps. Name one of them.")
+        if report is not None and run.evaluation is not None:
+            self._report, end = None, run.loader.end_of(report.step)
+            run.evaluation.note_step(report.step, report.totals, end, ends_run=False)
+            if run.evaluation.is_due:
+                self._follow(run, report.step)
+        if self.num_taken == self._segment.last_step < self.plan.step:
+            # A start of the run went on from here, with other options.
+            saver = Saver(self._between, self._world, keep_last=1, keep_best=0, sign=1)
+            saver.save(run.state.take(), Manifest(self.num_taken, None, run.identity, ()))
+            saver.finish()
+            self.engine.close()
+            self.engine = self._begin(self._between)
+
+    def _follow(self, run: Run, step: int) -> None:
+        """Give a scheduler the value that it follows: as the run wrote it, else the evaluation runs again."""
+        if run.plateau is None or run.evaluation is None:
+            return
+        values = self.plan.written.evaluations.get(step + 1, {})
+        if run.evaluation.config.best in values:
+            run.evaluation.take_over(values)
+        else:
+            run.enter_weights(step)
+            with run.evaluation_weights():
+                run.evaluation.run()
+        assert run.evaluation.last_value is not None
+        run.plateau.after_evaluation(step, run.evaluation.last_value)
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each tensor of the state after the last step. Collective."""
+        return gather_digests(self.engine.run.state.take(), self._world, self.num_taken)
+
+    def columns(self, report: StepReport) -> Mapping[str, Any]:
+        """Return the numbers of the line of metrics of a step, without its times; empty where it has none."""
+        if report.interval is None:
+            return {}
+        columns = report.interval.columns(1, self._world.device)
+        return {name: value for name, value in columns.items() if name.startswith(("train/", "gradients/"))}
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """What a step gave when it was taken again."""
+
+    step: int
+    """From 1."""
+    loss: float
+    weight: float
+    columns: Mapping[str, Any]
+    """The numbers of its line of metrics, if it has one: of the steps since the line before it."""
+    digests: Mapping[str, str]
+    """Of each tensor of the state after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayJob(Job):
+    """Takes the steps of a plan again; the result is a `ReplayedStep` for each of those that are observed."""
+
+    plan: ReplayPlan
+    folder: Path
+    """A temporary one."""
+    observed: Collection[int]
+    """Steps, from 1."""
+
+    @classmethod
+    @contextmanager
+    def of(cls, plan: ReplayPlan, **given: Any) -> Iterator[Self]:
+        """Make the job of a plan, with a temporary folder that is removed at the end of the block."""
+        with temporary_folder() as folder:
+            yield cls(plan.config, plan.task, untrusted=plan.untrusted, plan=plan, folder=folder, **given)
+
+    def run(self, world: World) -> Any:
+        logging.getLogger().setLevel(logging.WARNING)
+        steps: list[ReplayedStep] = []
+        with closing(Replay(self.plan, world, self.folder)) as replay:
+            while replay.num_taken < self.plan.step:
+                report = replay.take()
+                if (step := replay.num_taken) in self.observed:
+                    loss, weight = report.totals.loss, report.totals.weight
+                    columns, digests = replay.columns(report), replay.digests()
+                    steps.append(ReplayedStep(step, loss, weight, columns, digests))
+        return steps
