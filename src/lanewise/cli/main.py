@@ -46,6 +46,7 @@ COMMANDS = {
     "runs": ("[DIR]", "list runs: the state of each, and how to resume it"),
     "report": ("RUN ... --output FILE.html", "write a page about runs, with charts"),
     "audit": ("RUN", "check that every sample was trained once, where it was planned"),
+    "replay": ("RUN --step N [--lane N]", "take a step of a run again, and compare it"),
     "checkpoints": ("RUN", "list the checkpoints of a run, and verify them"),
     "export": ("RUN_OR_CHECKPOINT --output F", "write the weights of a checkpoint"),
     "schema": ("", "print the JSON schema of a configuration"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lanewise.cli.arguments import Argument, read_path
-from lanewise.errors import plain_lines, wrapped
+from lanewise.errors import LanewiseError, plain_lines, wrapped
 from lanewise.runs.file import writing
 
 if TYPE_CHECKING:
@@ -72,6 +72,16 @@ def print_table(table: "RenderableType") -> None:
 
     for line in table_lines(table, None) if Console().is_terminal else table_lines(table):
         print(line)
+
+
+@contextmanager
+def exit_as_diff() -> Iterator[None]:
+    """Give errors of the block the exit code 2, where 1 says that something differs."""
+    try:
+        yield
+    except LanewiseError as error:
+        error.exit_code = 2
+        raise
 
 
 @contextmanager

@@ -23,8 +23,6 @@ from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.runs.checkpoint.saver import Saver
 
-logger = logging.getLogger(__name__)
-
 
 @final
 class Replay:
@@ -60,13 +58,11 @@ class Replay:
         names = sorted({"torch", "cpu_capability", "gpu", "tf32"} & (now.keys() | there.keys()))
         told = [f"{name} was {there.get(name)}, and is {now.get(name)} here" for name in names]
         told = [text for name, text in zip(names, told, strict=True) if there.get(name) != now.get(name)]
-        if told and self.plan.config.distributed.equality == "exact":
-            if "exact" not in self.plan.allow:
-                raise CheckpointError(
-                    f"equal bytes depend on what differs: {'; '.join(told)}. Replay where that is alike, or "
-                    "add --allow exact to see other rounding."
-                )
-            logger.warning("bytes may differ: %s", "; ".join(told))
+        if told and self.plan.config.distributed.equality == "exact" and "exact" not in self.plan.allow:
+            raise CheckpointError(
+                f"equal bytes depend on what differs: {'; '.join(told)}. Replay where that is alike, or add "
+                "--allow exact, and compare no bytes."
+            )
 
     def _begin(self, saved: CheckpointFolder | None) -> Engine:
         """Begin the next segment, from a checkpoint or from the seed. Collective."""
@@ -186,7 +182,7 @@ class ReplayJob(Job):
             yield cls(plan.config, plan.task, untrusted=plan.untrusted, plan=plan, folder=folder, **given)
 
     def run(self, world: World) -> Any:
-        logging.getLogger().setLevel(logging.WARNING)
+        logging.getLogger().setLevel(logging.ERROR)
         steps: list[ReplayedStep] = []
         with closing(Replay(self.plan, world, self.folder)) as replay:
             while replay.num_taken < self.plan.step:

@@ -59,7 +59,7 @@ def require_digests(state: Mapping[str, Any], digests: Mapping[str, str], what: 
     Raises:
         CheckpointError: if a tensor is not as it was, or is not there.
     """
-    found = _digests(dict(_named_tensors(state)))
+    found = digests_of(state)
     for name, digest in digests.items():
         if found.get(name) != digest:
             raise CheckpointError(
@@ -67,6 +67,11 @@ def require_digests(state: Mapping[str, Any], digests: Mapping[str, str], what: 
                 "devices that saved it. The files are as they were written: memory was wrong, then or now. "
                 "Try another host, or remove this checkpoint to go on from the one before."
             )
+
+
+def digests_of(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of every tensor of a state on this process, where all are whole."""
+    return _digests(dict(_named_tensors(state)))
 
 
 def _named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,84 @@
+"""`lanewise replay RUN --step S`."""
+
+from typing import Any
+
+from lanewise.cli.arguments import Argument, Arguments, Command, read_count, read_path
+from lanewise.cli.evaluate import TRUST
+from lanewise.cli.result import JSON, STDOUT, exit_as_diff, write_json
+from lanewise.errors import ConfigError, plain_lines
+from lanewise.processes.world.environment import require_no_world
+
+
+def _read_number(text: str) -> int:
+    """Read a number from 0 on."""
+    return 0 if text == "0" else read_count(text)
+
+
+def _read_exact(text: str) -> tuple[str, ...]:
+    """Read what may differ."""
+    if text != "exact":
+        raise ValueError("be exact")
+    return (text,)
+
+
+_RUN = Argument("RUN", "the run_dir of a run, which may go on meanwhile", read=read_path)
+_STEP = Argument[int | None]("--step", "the step to take again, from 1", "N", read_count, None)
+_LANE = Argument[int | None]("--lane", "runs this lane of the step, from 0", "N", _read_number, None)
+_RANDOM = Argument[int | None](
+    "--random", "audits the run: takes so many steps again that are drawn at random", "N", read_count, None
+)
+_SEED = Argument("--seed", "of the draw; 0 if left out", "N", _read_number, 0)
+_ALLOW = Argument[tuple[str, ...]](
+    "--allow",
+    "with exact: torch, the processor or the GPU may differ from the run's, and with them rounding",
+    *("exact", _read_exact, ()),
+)
+
+
+def replay(arguments: Arguments) -> int:
+    """Take a step, a lane or some steps again; the exit codes are those of diff."""
+    require_no_world("replay starts its own processes")
+    step, lane, count = (arguments[name] for name in (_STEP, _LANE, _RANDOM))
+    if (step is None) == (count is None) or (lane is not None and step is None):
+        raise ConfigError("replay takes --step N, with --lane N or without, or --random N. Give one of them.")
+    from lanewise.commands.replay.audit import audit
+    from lanewise.commands.replay.plan import plan_replay
+    from lanewise.commands.replay.report import find_lane, find_step
+
+    run_dir, json_file = arguments[_RUN], arguments[JSON]
+    given: Any = {"trust": arguments[TRUST], "allow": arguments[_ALLOW]}
+    with exit_as_diff():
+        if step is None:
+            found = audit(run_dir, count or 0, arguments[_SEED], arguments.overrides, **given)
+        else:
+            plan = plan_replay(run_dir, step, arguments.overrides, **given)
+            if json_file != STDOUT:
+                print(plan.describe(), flush=True)
+            found = find_step(plan) if lane is None else find_lane(plan, lane)
+    if json_file is not None:
+        write_json(json_file, found.tree)
+    if json_file != STDOUT:
+        print(*map(plain_lines, found.lines), sep="\n")
+    return found.code
+
+
+COMMAND = Command(
+    name="replay",
+    text="""\
+Takes a step of a run again, from the newest good checkpoint before it or from the seed, and compares it with
+the digests and the line of metrics that the run wrote. In `exact` the bytes are the same on any number of
+processes. Nothing is written to the run:
+
+  lanewise replay runs/mnist --step 412
+  lanewise replay runs/mnist --step 412 --lane 3
+  lanewise replay runs/mnist --random 20
+
+With --lane, only that lane of the step: its samples, its loss, its gradient, and the loss of each sample
+alone. With --random, an audit: the steps are drawn, and what share of the run was seen is said.
+
+Exit codes are those of diff: 0 equal, 1 something differs, 2 it could not be taken again or compared.""",
+    run=replay,
+    operands=(_RUN,),
+    options=(_STEP, _LANE, _RANDOM, _SEED, _ALLOW, JSON, TRUST),
+    has_overrides=True,
+)
