@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lanewise import trackers as trackers
     from lanewise.commands.jobs.api import TrainResult, evaluate, load, predict, train
     from lanewise.commands.plan.api import plan
+    from lanewise.commands.replay.api import replay
     from lanewise.commands.verify.api import verify
     from lanewise.engine.own_loop.lanes import Lanes
     from lanewise.engine.transforms.activation_checkpointing import checkpoint_activations
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "Lanes", "Loss", "RunStart", "Task", "TrainResult", "UpdatedStep"]
 __all__ += ["checkpoint_activations", "evaluate", "load", "local_rank_zero_first", "plan", "predict"]
-__all__ += ["train", "verify"]
+__all__ += ["replay", "train", "verify"]
 
 _NAMES = {
     "commands.jobs.api": ("TrainResult", "evaluate", "load", "predict", "train"),
     "commands.plan.api": ("plan",),
+    "commands.replay.api": ("replay",),
     "commands.verify.api": ("verify",),
     "engine.own_loop.lanes": ("Lanes",),
     "engine.transforms.activation_checkpointing": ("checkpoint_activations",),

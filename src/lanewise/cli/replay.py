@@ -1,10 +1,12 @@
 """`lanewise replay RUN --step S`."""
 
+from pathlib import Path
 from typing import Any
 
-from lanewise.cli.arguments import Argument, Arguments, Command, read_count, read_path
+from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_path
 from lanewise.cli.evaluate import TRUST
 from lanewise.cli.result import JSON, STDOUT, exit_as_diff, write_json
+from lanewise.config import pin_environment
 from lanewise.errors import ConfigError, plain_lines
 from lanewise.processes.world.environment import require_no_world
 
@@ -28,6 +30,10 @@ _RANDOM = Argument[int | None](
     "--random", "audits the run: takes so many steps again that are drawn at random", "N", read_count, None
 )
 _SEED = Argument("--seed", "of the draw; 0 if left out", "N", _read_number, 0)
+_SAVE_BATCH = Argument[Path | None](
+    "--save-batch", "writes the lane's batch there, without pickle", "FILE", read_path, None
+)
+_PDB = flag("--pdb", "stops before the lane's forward, with Python's debugger")
 _ALLOW = Argument[tuple[str, ...]](
     "--allow",
     "with exact: torch, the processor or the GPU may differ from the run's, and with them rounding",
@@ -39,6 +45,8 @@ def replay(arguments: Arguments) -> int:
     """Take a step, a lane or some steps again; the exit codes are those of diff."""
     require_no_world("replay starts its own processes")
     step, lane, count = (arguments[name] for name in (_STEP, _LANE, _RANDOM))
+    if arguments[_PDB]:
+        pin_environment(1, "exact")  # this process computes
     if (step is None) == (count is None) or (lane is not None and step is None):
         raise ConfigError("replay takes --step N, with --lane N or without, or --random N. Give one of them.")
     from lanewise.commands.replay.audit import audit
@@ -54,7 +62,8 @@ def replay(arguments: Arguments) -> int:
             plan = plan_replay(run_dir, step, arguments.overrides, **given)
             if json_file != STDOUT:
                 print(plan.describe(), flush=True)
-            found = find_step(plan) if lane is None else find_lane(plan, lane)
+            given = {"batch_file": arguments[_SAVE_BATCH], "debugs": arguments[_PDB]}
+            found = find_step(plan) if lane is None else find_lane(plan, lane, **given)
     if json_file is not None:
         write_json(json_file, found.tree)
     if json_file != STDOUT:
@@ -79,6 +88,6 @@ alone. With --random, an audit: the steps are drawn, and what share of the run w
 Exit codes are those of diff: 0 equal, 1 something differs, 2 it could not be taken again or compared.""",
     run=replay,
     operands=(_RUN,),
-    options=(_STEP, _LANE, _RANDOM, _SEED, _ALLOW, JSON, TRUST),
+    options=(_STEP, _LANE, _RANDOM, _SEED, _SAVE_BATCH, _PDB, _ALLOW, JSON, TRUST),
     has_overrides=True,
 )

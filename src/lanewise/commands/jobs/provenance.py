@@ -14,10 +14,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lanewise.runs.file import replacing, writing
+
 if TYPE_CHECKING:
     from lanewise.engine.run.run import Run
     from lanewise.task import Task
 
+_MOST_BYTES = 10 * 2**20
+"""How much of the user's modules a run keeps, of all its starts."""
 INSTALLED = tuple(
     {
         *site.getsitepackages(),
@@ -74,12 +78,27 @@ def sources(task: "Task", search_path: str | None) -> dict[str, str]:
     its module: the file in which its methods were written counts. One without a file, as in a notebook, is
     left out.
     """
-    found = [*own_modules(type(task), search_path), *_file_of_script(type(task))]
     return {
-        name: hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        for name, file in sorted(found)
-        if Path(file).is_file()
+        name: hashlib.sha256(content).hexdigest() for name, content in _contents(task, search_path).items()
     }
+
+
+def keep_sources(task: "Task", search_path: str | None, folder: Path) -> None:
+    """Write the user's modules that `sources` names, each under its SHA-256, as long as there is room."""
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+        room = _MOST_BYTES - sum(file.stat().st_size for file in folder.iterdir())
+        for content in _contents(task, search_path).values():
+            file = folder / f"{hashlib.sha256(content).hexdigest()}.py"
+            if not file.exists() and len(content) <= room:
+                room -= len(content)
+                with replacing(file) as new:
+                    new.write_bytes(content)
+
+
+def _contents(task: "Task", search_path: str | None) -> dict[str, bytes]:
+    found = [*own_modules(type(task), search_path), *_file_of_script(type(task))]
+    return {name: Path(file).read_bytes() for name, file in sorted(found) if Path(file).is_file()}
 
 
 def own_modules(task: type, search_path: str | None) -> Iterator[tuple[str, str]]:

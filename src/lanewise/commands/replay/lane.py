@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from pdb import Pdb
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from lanewise.engine.run.run import Run
 from lanewise.engine.step.lanes import StepBatches, to_device
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import ConfigError
-from lanewise.lanes import LaneTurn
+from lanewise.lanes import LaneTurn, lane_seed
 from lanewise.processes.device.nested import copied, map_leaves, tensors_in
+from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.world.digests import digests_of
 from lanewise.processes.world.world import World
 
@@ -56,20 +58,24 @@ class LaneJob(ReplayJob):
     lane: int
     keeps: bool = False
     """Whether the result has `tensors`."""
+    debugs: bool = False
+    """Whether a debugger stops before the lane's forward."""
 
     def run(self, world: World) -> Any:
         logging.getLogger().setLevel(logging.ERROR)
         with closing(Replay(self.plan, world, self.folder)) as replay:
             while replay.num_taken < self.plan.step - 1:
                 replay.take()
-            found = replay_lane(replay, self.lane, keeps=self.keeps)
+            found = replay_lane(replay, self.lane, keeps=self.keeps, debugs=self.debugs)
             if world.world_size > 1:  # one process has it
                 told = world.all_gather_tree(None if found is None else vars(found))
                 found = next(ReplayedLane(**of_rank) for of_rank in told if of_rank is not None)
             return found
 
 
-def replay_lane(replay: Replay, lane: int, *, keeps: bool = False) -> ReplayedLane | None:
+def replay_lane(
+    replay: Replay, lane: int, *, keeps: bool = False, debugs: bool = False
+) -> ReplayedLane | None:
     """Run a lane of the next step; None on the processes that do not carry it. Collective.
 
     Raises:
@@ -89,7 +95,15 @@ def replay_lane(replay: Replay, lane: int, *, keeps: bool = False) -> ReplayedLa
         raise ConfigError(f"lane {lane} has no samples in step {step + 1}. Name one of the lanes {lanes}.")
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()} if keeps else {}
     batch = next((batch for batch in kept if batch.turn.lane == lane), None)
-    given = copied(batch.data) if batch is not None and keeps else None
+    tensors: dict[str, Any] = {}
+    if batch is not None and debugs:
+        with kept_buffers([model]), runner.precision.forward():
+            set_random_state(lane_seed(runner.seed, step, lane))
+            Pdb().runcall(runner.task.forward, model, copied(batch.data))
+    if batch is not None and keeps:
+        with kept_buffers([model]):
+            outputs = runner.lane(batch).forward(model, copied(batch.data))
+        tensors = {"model": state, "batch": copied(batch.data), "outputs": outputs}
     found: LaneLoss | None = None
     gradients: dict[str, torch.Tensor] = {}
     for turn, loss in _losses(replay, kept, lane):
@@ -103,11 +117,6 @@ def replay_lane(replay: Replay, lane: int, *, keeps: bool = False) -> ReplayedLa
     if batch is None or found is None:
         return None
     of_samples, why_none = _samples_alone(run, batch)
-    tensors = {}
-    if keeps:
-        with kept_buffers([model]):
-            outputs = runner.lane(batch).forward(model, copied(batch.data))
-        tensors = {"model": state, "batch": given, "outputs": outputs, "gradients": gradients}
     return ReplayedLane(
         step=step + 1,
         lane=lane,
@@ -119,7 +128,7 @@ def replay_lane(replay: Replay, lane: int, *, keeps: bool = False) -> ReplayedLa
         norms={name: float(torch.linalg.vector_norm(one)) for name, one in gradients.items()},
         of_samples=of_samples,
         why_none=why_none,
-        tensors=tensors,
+        tensors={**map_leaves(torch.Tensor.detach, tensors), "gradients": gradients} if keeps else {},
     )
 
 

@@ -72,6 +72,8 @@ class ReplayPlan:
     """`exact`: what equal bytes depend on besides the configuration may differ from where the run was."""
     task: Task | None = None
     untrusted: tuple[str, ...] = ()
+    trust: bool = False
+    """Whether code that came with the run may run."""
 
     @property
     def config(self) -> RunConfig:
@@ -151,6 +153,7 @@ def plan_replay(
         tuple(allow),
         task,
         untrusted,
+        trust,
     )
 
 

@@ -9,13 +9,14 @@ from typing import Any, Self, final
 
 from lanewise.commands.jobs.job import Job
 from lanewise.commands.replay.plan import ReplayPlan
+from lanewise.commands.replay.sources import with_sources
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run, build_task
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.run import Run
 from lanewise.engine.step.metrics import LogInterval, StepReport
 from lanewise.errors import CheckpointError
-from lanewise.launch.scratch import temporary_folder
+from lanewise.launch.scratch import scratch_folder
 from lanewise.processes.device.determinism import exact_pins
 from lanewise.processes.world.digests import gather_digests
 from lanewise.processes.world.world import World
@@ -178,8 +179,9 @@ class ReplayJob(Job):
     @contextmanager
     def of(cls, plan: ReplayPlan, **given: Any) -> Iterator[Self]:
         """Make the job of a plan, with a temporary folder that is removed at the end of the block."""
-        with temporary_folder() as folder:
-            yield cls(plan.config, plan.task, untrusted=plan.untrusted, plan=plan, folder=folder, **given)
+        with scratch_folder() as folder:
+            config = with_sources(plan, folder / "sources")
+            yield cls(config, plan.task, untrusted=plan.untrusted, plan=plan, folder=folder, **given)
 
     def run(self, world: World) -> Any:
         logging.getLogger().setLevel(logging.ERROR)

@@ -3,12 +3,16 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lanewise.commands.jobs.start import start
 from lanewise.commands.replay.lane import LaneJob, ReplayedLane
 from lanewise.commands.replay.plan import ReplayPlan, Written
 from lanewise.commands.replay.replay import ReplayedStep, ReplayJob
+from lanewise.processes.device.nested import plain
+from lanewise.processes.world.tree_message import dump_tree
+from lanewise.runs.file import writing
 
 _MOST = 8
 """Of tensors and samples that are listed."""
@@ -34,6 +38,11 @@ class Compared:
     """How many digests and numbers the run wrote of it."""
     differing: Mapping[str, tuple[Any, Any]]
     """What the replay and the run have of each that differs."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the run wrote something of it, and the same."""
+        return self.num_compared > 0 and not self.differing
 
     def lines(self) -> list[str]:
         """Say what was found."""
@@ -73,24 +82,35 @@ def find_step(plan: ReplayPlan) -> Found:
     """Take the last step of a plan again."""
     with ReplayJob.of(plan, observed=[plan.step]) as job:
         (step,) = start(job, is_fresh=True)
-    found, is_exact = compare_step(step, plan.written), plan.config.distributed.equality == "exact"
+    found = compare_step(step, plan.written)
     norm, rate = (step.columns[f"train/{name}"] for name in ("grad_norm", "learning_rate"))
     lines = [
         f"loss {step.loss!r}, weight {step.weight!r}, gradient norm {norm!r}, learning rate {rate!r}",
         *_some(f"  {digest}  {name}" for name, digest in step.digests.items()),
         *found.lines(),
     ]
-    code = UNKNOWN if not found.num_compared else DIFFERS if found.differing else EQUAL
-    if code == DIFFERS and not is_exact:
+    code = EQUAL if found.is_equal else DIFFERS if found.differing else UNKNOWN
+    if code == DIFFERS and plan.config.distributed.equality == "close":
         code = UNKNOWN
         lines.append("no verdict: the run is in close, where other devices may round otherwise")
     return Found(lines, asdict(found), code)
 
 
-def find_lane(plan: ReplayPlan, lane: int) -> Found:
-    """Run a lane of the last step of a plan again, and each of its samples."""
-    with LaneJob.of(plan, observed=(), lane=lane) as job:
-        found: ReplayedLane = start(job, is_fresh=True)
+def find_lane(plan: ReplayPlan, lane: int, batch_file: Path | None = None, *, debugs: bool = False) -> Found:
+    """Run a lane of the last step of a plan again, and each of its samples.
+
+    Args:
+        plan: leads to the step.
+        lane: from 0.
+        batch_file: where its batch is written, as `dump_tree` does.
+        debugs: whether a debugger stops in its forward, in this process.
+    """
+    keeps = batch_file is not None
+    with LaneJob.of(plan, observed=(), lane=lane, keeps=keeps, debugs=debugs) as job:
+        found: ReplayedLane = start(job, is_fresh=not debugs)
+    if batch_file is not None:
+        with writing(batch_file):
+            batch_file.write_bytes(dump_tree(plain(found.tensors["batch"])))
     scaled = "" if found.scale == 1 else f", times the loss scale {found.scale:g}"
     lines = [
         f"samples {', '.join(map(str, found.samples))}",
