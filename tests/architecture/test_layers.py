@@ -32,6 +32,7 @@ ROWS = (
     {"commands.jobs", "commands.printed"},
     {"commands.verify", "commands.plan", "commands.doctor"},
     {"commands.bench", "commands.replay"},
+    {"commands.diff"},
     {"cli", "testing", "hugging_face", "lightning"},
     {"__main__"},  # starts cli, and is a row of its own for that reason only
 )

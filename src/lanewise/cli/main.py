@@ -47,6 +47,7 @@ COMMANDS = {
     "report": ("RUN ... --output FILE.html", "write a page about runs, with charts"),
     "audit": ("RUN", "check that every sample was trained once, where it was planned"),
     "replay": ("RUN --step N [--lane N]", "take a step of a run again, and compare it"),
+    "diff": ("RUN_A RUN_B", "find where two runs part, and why"),
     "checkpoints": ("RUN", "list the checkpoints of a run, and verify them"),
     "export": ("RUN_OR_CHECKPOINT --output F", "write the weights of a checkpoint"),
     "schema": ("", "print the JSON schema of a configuration"),

@@ -1,7 +1,7 @@
 """Takes steps of a run again, in processes of their own, without writing to the run."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,7 +98,7 @@ class Replay:
         """
         self.enter()
         self._report = report = self.engine.take_step(self.num_taken, self.batches)
-        if report.totals.upcoming is not None:
+        if report.totals.upcoming:
             self.engine.run.loader.note(report.totals.upcoming)
         self.num_taken += 1
         return report
@@ -163,6 +163,8 @@ class ReplayedStep:
     """The numbers of its line of metrics, if it has one: of the steps since the line before it."""
     digests: Mapping[str, str]
     """Of each tensor of the state after it."""
+    lanes: Mapping[int, Sequence[float]]
+    """Loss sum, weight and metrics of each lane."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,5 +194,6 @@ class ReplayJob(Job):
                 if (step := replay.num_taken) in self.observed:
                     loss, weight = report.totals.loss, report.totals.weight
                     columns, digests = replay.columns(report), replay.digests()
-                    steps.append(ReplayedStep(step, loss, weight, columns, digests))
+                    lanes = {lane.lane: lane.numbers for lane in report.totals.lanes}
+                    steps.append(ReplayedStep(step, loss, weight, columns, digests, lanes))
         return steps

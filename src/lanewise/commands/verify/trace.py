@@ -127,7 +127,11 @@ def steps_of(loader: LaneSource, num_steps: int, last_step: int | None) -> list[
 
 
 def run_steps(
-    engine: Engine, world: World, steps: Sequence[int], first: dict[str, str] | None = None
+    engine: Engine,
+    world: World,
+    steps: Sequence[int],
+    first: dict[str, str] | None = None,
+    batches: Iterator[LaneBatch] | None = None,
 ) -> Iterator[StepTrace]:
     """Take these steps one after the other, and trace each. Collective: every rank must call this.
 
@@ -136,6 +140,7 @@ def run_steps(
         world: the processes.
         steps: their numbers.
         first: where `run_twice` notes what it made of a step.
+        batches: those of these steps; None: the loader reads them.
     """
     first = {} if first is None else first
     model, optimizer = engine.training.model, engine.training.optimizer
@@ -175,9 +180,9 @@ def run_steps(
             trace = StepTrace(step)
             first.clear()
             compare_runs(engine.reducer.replicas, is_on=True)  # a run does it in its first step
-            batches = engine.run.loader.batches(step, step + 1)
             noted: _Noted = {}
-            report = engine.take_step(step, _noting(batches, noted))
+            read = engine.run.loader.batches(step, step + 1) if batches is None else batches
+            report = engine.take_step(step, _noting(read, noted))
             if report.totals.upcoming:
                 engine.run.loader.note(report.totals.upcoming)
             trace.loss = {lane.lane: lane.numbers for lane in report.totals.lanes}

@@ -36,7 +36,7 @@ def gather_digests(state: Mapping[str, Any], world: World, step: int) -> dict[st
     Raises:
         WorldError: on every rank, if a tensor differs between processes that should have it alike.
     """
-    named = dict(_named_tensors(state))
+    named = dict(named_tensors(state))
     shared_out = {name for name, value in named.items() if isinstance(value, HeldTensor) or is_sharded(value)}
     own = _digests(named, without_form=shared_out if world.rank else ())
     gathered = world.all_gather_tree(own)
@@ -71,17 +71,17 @@ def require_digests(state: Mapping[str, Any], digests: Mapping[str, str], what: 
 
 def digests_of(state: Mapping[str, Any]) -> dict[str, str]:
     """Return the digest of every tensor of a state on this process, where all are whole."""
-    return _digests(dict(_named_tensors(state)))
+    return _digests(dict(named_tensors(state)))
 
 
-def _named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the tensors and held tensors in nested containers, by their keys."""
     if isinstance(value, torch.Tensor | HeldTensor):
         yield path, value
     is_list = isinstance(value, list | tuple)
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if is_list else ()
     for key, item in items:
-        yield from _named_tensors(item, f"{path}/{key}" if path else str(key))
+        yield from named_tensors(item, f"{path}/{key}" if path else str(key))
 
 
 def _digests(named: Mapping[str, Any], without_form: Any = ()) -> dict[str, str]:

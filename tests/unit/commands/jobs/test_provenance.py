@@ -59,6 +59,7 @@ def test_what_is_known_of_a_start():
     }
     assert "tests.distributed.tasks" in start["sources"]
     assert start["config"]["batch"]["micro_batch_size"] == 2
+    assert start["dataset"]["order"]["class_path"] == "lanewise.lanes.ShuffledOrder"
     assert start["config"]["checkpoint"]["keep_last"] == 2
 
 

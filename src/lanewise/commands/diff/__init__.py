@@ -1,0 +1,1 @@
+"""Finds where two runs part, and why."""
