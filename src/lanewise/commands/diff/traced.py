@@ -137,8 +137,8 @@ def causes_in(step: int, mine: TracedStep, theirs: TracedStep) -> Iterator[Cause
 def _in_lane(step: int, lane: int, mine: TracedStep, theirs: TracedStep) -> Cause:
     """Find the first operator in which two runs of a lane differ, from equal weights and samples."""
     parameter = next(differing(mine.gradients[lane], theirs.gradients[lane]), None)
-    # An operator that draws nothing does not depend on the random state.
-    a, b = ([replace(call, random_state="") for call in traced.calls] for traced in (mine, theirs))
+    # Lines may have moved, and an operator that draws nothing does not depend on the random state.
+    a, b = ([replace(call, random_state="", place="") for call in one.calls] for one in (mine, theirs))
     divergence = first_divergence(a, b)
     pairs = zip(zip_longest(a, b), zip_longest(mine.calls, theirs.calls), strict=True)
     one, other = next((calls for stateless, calls in pairs if stateless[0] != stateless[1]), (None, None))
