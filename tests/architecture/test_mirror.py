@@ -8,9 +8,9 @@ SRC = ROOT / "src" / "lanewise"
 UNIT = ROOT / "tests" / "unit"
 WITHOUT_A_TEST = {
     ".": "task",
-    "cli": "audit completion diff evaluate init report result runs schema train verify",
+    "cli": "audit completion evaluate init report result runs schema train verify",
     "commands/bench": "hosts job warm_mode",
-    "commands/diff": "diff diff_report",
+    "commands/diff": "diff traced",
     "commands/doctor": "doctor doctor_report",
     "commands/jobs": "outcome refused_exit train",
     "commands/plan": "memory model",

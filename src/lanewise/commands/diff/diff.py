@@ -1,5 +1,6 @@
 """Finds where two runs part: first by what they recorded, then by a replay of each."""
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,15 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from lanewise.commands.diff.recorded import (
-    Parting,
-    Record,
-    Setting,
-    compare_samples,
-    compare_settings,
-    compare_written,
-    differing,
-)
+from lanewise.commands.diff.recorded import Parting, Record, Setting, compare, differing
 from lanewise.commands.diff.traced import Cause, DiffJob, cause_of_record, causes_in
 from lanewise.commands.jobs.start import start
 from lanewise.commands.replay.plan import plan_replay
@@ -87,35 +80,32 @@ def diff(
     """
     a, b = records = [Record(path) for path in runs]
     last_step, is_exact = min(a.last_step, b.last_step), a.is_exact and b.is_exact
-    digests, metrics = compare_written(a.written, b.written)
-    if not any(one.last_equal or one.first_unequal for one in (digests, metrics)):
+    found = DiffReport(is_exact, last_step, *compare(a, b, last_step))
+    unequal = [step for step in (found.digests.first_unequal, found.metrics.first_unequal) if step]
+    if not (unequal or found.digests.last_equal or found.metrics.last_equal):
         raise RunDirError(
             f"{runs[0]} and {runs[1]} have no line of the same step: their last ones are of steps "
             f"{a.last_step:,} and {b.last_step:,}. Wait for it, or log both after the same steps."
         )
-    found = DiffReport(
-        is_exact,
-        last_step,
-        compare_settings(a, b, last_step),
-        compare_samples(a, b, last_step),
-        digests,
-        metrics,
-    )
-    if found.is_same or not is_exact:
+    if not (unequal and is_exact):
         return found
-    first = min(step for step in (digests.first_unequal, metrics.first_unequal) if step)
-    after = min(digests.last_equal, first - 1)
+    after = min(found.digests.last_equal, min(unequal) - 1)
 
     def take(record: Record, step: int, observed: Collection[int] = (), lane: int | None = None) -> Any:
         plan = plan_replay(record.run_dir.path, step, before=after + 1, trust=trust)
         show(f"replaying {plan.describe()}")
-        with DiffJob.of(plan, observed=observed, lane=lane) as job:
-            return start(job, is_fresh=True)
+        path = [*sys.path]
+        try:
+            with DiffJob.of(plan, observed=observed, lane=lane) as job:
+                return start(job, is_fresh=True)
+        finally:
+            sys.path[:] = path  # else the other run could find modules of this one
 
     try:
-        return replace(found, causes=list(_causes(records, digests.first_unequal or first, take)))
+        causes = list(_causes(records, found.digests.first_unequal or unequal[0], take))
     except LanewiseError as error:
         return replace(found, failure=text_of(error))
+    return replace(found, causes=causes)
 
 
 def _causes(records: Sequence[Record], last: int, take: Callable[..., Any]) -> Iterator[Cause]:

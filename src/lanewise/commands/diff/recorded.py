@@ -110,7 +110,13 @@ class Parting:
         return ", ".join(equal) or "not known of any step of both"
 
 
-def compare_settings(mine: Record, theirs: Record, last_step: int) -> list[Setting]:
+def compare(mine: Record, theirs: Record, last_step: int) -> tuple[list[Setting], Parting, Parting, Parting]:
+    """Return in what the starts of common steps differ, and how samples, digests and metrics part."""
+    settings, samples = _settings(mine, theirs, last_step), _samples(mine, theirs, last_step)
+    return settings, samples, *_written(mine.written, theirs.written)
+
+
+def _settings(mine: Record, theirs: Record, last_step: int) -> list[Setting]:
     """Return in what the starts differ that took the steps which both runs have."""
     found: dict[str, Setting] = {}
     for first, last, starts in _segments(mine, theirs, last_step):
@@ -124,7 +130,7 @@ def compare_settings(mine: Record, theirs: Record, last_step: int) -> list[Setti
     return list(found.values())
 
 
-def compare_samples(mine: Record, theirs: Record, last_step: int) -> Parting:
+def _samples(mine: Record, theirs: Record, last_step: int) -> Parting:
     """Return from which step on the orders of two runs give their lanes other samples."""
 
     def steps() -> Iterator[tuple[int, list[str]]]:
@@ -144,7 +150,7 @@ def compare_samples(mine: Record, theirs: Record, last_step: int) -> Parting:
     return Parting.of(steps())
 
 
-def compare_written(mine: Written, theirs: Written) -> tuple[Parting, Parting]:
+def _written(mine: Written, theirs: Written) -> tuple[Parting, Parting]:
     """Compare the digests and the metrics that both runs wrote of the same steps."""
     digests = (
         (step, list(differing(mine.digests[step], theirs.digests[step])))

@@ -11,6 +11,7 @@ from lanewise.commands.diff.recorded import differing, listed
 from lanewise.commands.replay.replay import Replay, ReplayJob
 from lanewise.commands.verify.operators import Call, first_divergence, recording
 from lanewise.commands.verify.trace import StepTrace, Trace, compare, run_steps
+from lanewise.config.classes import check_classes
 from lanewise.data import LaneReader, digest
 from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.step.lanes import StepBatches, to_device
@@ -47,9 +48,10 @@ class DiffJob(ReplayJob):
     """Whose operators are recorded."""
 
     def check(self, environment: Environment) -> None:
-        """Import nothing here: modules of the other run may have the same names."""
+        """Leave it to the worker: modules of the other run may have the same names."""
 
     def run(self, world: World) -> Any:
+        check_classes(self.config, has_task=self.task is not None, untrusted=self.untrusted)
         if self.observed:
             return super().run(world)
         logging.getLogger().setLevel(logging.WARNING)

@@ -11,9 +11,7 @@ from lanewise.commands.diff.recorded import (
     Parting,
     Record,
     Setting,
-    compare_samples,
-    compare_settings,
-    compare_written,
+    compare,
 )
 from lanewise.errors import RunDirError
 
@@ -64,17 +62,17 @@ def test_a_folder_without_a_start_is_no_run(tmp_path):
 
 def test_equal_starts_differ_in_nothing(tmp_path):
     a, b = run(tmp_path / "a", [start()]), run(tmp_path / "b", [start()])
-    assert compare_settings(a, b, 9) == []
-    assert compare_samples(a, b, 9) == Parting(9, None)
+    assert compare(a, b, 9)[0] == []
+    assert compare(a, b, 9)[1] == Parting(9, None)
 
 
 def test_a_setting_of_a_later_start_differs_from_its_first_step_on(tmp_path):
     """The start at step 7 failed in it, and the next one took it again with another rate."""
     a = run(tmp_path / "a", [start()])
     b = run(tmp_path / "b", [start(), start(7, lr=0.5), {"event": "end"}, start(7, lr=0.2)])
-    found = compare_settings(a, b, 9)
+    found = compare(a, b, 9)[0]
     assert found == [Setting("config.optimizer.init_args.lr", (0.1, 0.2), 7, 9)]
-    assert compare_settings(a, b, 6) == []
+    assert compare(a, b, 6)[0] == []
 
 
 def test_sources_versions_data_and_devices_are_compared_too(tmp_path):
@@ -83,7 +81,7 @@ def test_sources_versions_data_and_devices_are_compared_too(tmp_path):
         "versions": {"torch": "2.12.0"},
         "devices": {"cpu": 2},
     }
-    found = compare_settings(run(tmp_path / "a", [start()]), run(tmp_path / "b", [other]), 9)
+    found = compare(run(tmp_path / "a", [start()]), run(tmp_path / "b", [other]), 9)[0]
     assert [(one.name, *one.values) for one in found] == [
         ("sources.task", "5a", "5b"),
         ("versions.torch", "2.13.0", "2.12.0"),
@@ -110,14 +108,14 @@ def test_sources_versions_data_and_devices_are_compared_too(tmp_path):
     ids=["seed", "seed of a later start", "length", "an order of the user's", "a table that is not kept"],
 )
 def test_samples_part_where_the_orders_do(tmp_path, mine, theirs, found):
-    assert compare_samples(run(tmp_path / "a", mine), run(tmp_path / "b", theirs), 9) == found
+    assert compare(run(tmp_path / "a", mine), run(tmp_path / "b", theirs), 9)[1] == found
 
 
 def test_times_are_not_compared_and_digests_by_tensor(tmp_path):
     a = [line(2, 1.0), digests(2, w="1", b="1"), line(4, 0.5), digests(4, w="2", b="2"), line(6, 0.1)]
     b = [line(2, 1.0, time=7.0), digests(2, w="1", b="1"), line(4, 0.5), digests(4, w="2", b="3")]
     records = run(tmp_path / "a", [start()], a), run(tmp_path / "b", [start()], b)
-    of_digests, metrics = compare_written(*(record.written for record in records))
+    of_digests, metrics = compare(*records, 9)[2:]
     assert (of_digests.last_equal, of_digests.first_unequal, of_digests.names) == (2, 4, ["b"])
     assert (metrics.last_equal, metrics.first_unequal) == (4, None)
 
@@ -126,9 +124,9 @@ def test_a_mean_over_other_steps_is_not_compared(tmp_path):
     """Lines after every second and every third step: the losses of step 6 are means over 2 and 3 steps."""
     a = run(tmp_path / "a", [start()], [line(2, 1.0), line(4, 0.9), line(6, 0.8)])
     b = run(tmp_path / "b", [start()], [line(3, 1.1), line(6, 0.7)])
-    assert compare_written(a.written, b.written)[1].last_equal == 6
+    assert compare(a, b, 9)[3].last_equal == 6
     c = run(tmp_path / "c", [start()], [line(3, 1.1), line(6, 0.7, **{"train/learning_rate": 0.2})])
-    assert compare_written(a.written, c.written)[1].names == ["train/learning_rate"]
+    assert compare(a, c, 9)[3].names == ["train/learning_rate"]
 
 
 def test_an_evaluation_is_compared_by_what_both_have(tmp_path):
@@ -136,8 +134,8 @@ def test_an_evaluation_is_compared_by_what_both_have(tmp_path):
     a = run(tmp_path / "a", [start()], [line(4, 1.0), evaluation])
     b = run(tmp_path / "b", [start()], [line(4, 1.0), {**evaluation, "more/loss": 2.0}])
     c = run(tmp_path / "c", [start()], [line(4, 1.0), {**evaluation, "held_out/loss": 2.0}])
-    assert compare_written(a.written, b.written)[1].first_unequal is None
-    assert compare_written(a.written, c.written)[1].names == ["held_out/loss"]
+    assert compare(a, b, 9)[3].first_unequal is None
+    assert compare(a, c, 9)[3].names == ["held_out/loss"]
 
 
 def test_a_line_that_is_being_written_does_not_count(tmp_path):
@@ -145,5 +143,5 @@ def test_a_line_that_is_being_written_does_not_count(tmp_path):
     with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 1, "step": 1')
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert compare_written(a.written, Record(b.run_dir.path).written)[1].last_equal == 9
+    assert compare(a, Record(b.run_dir.path), 9)[3].last_equal == 9
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
