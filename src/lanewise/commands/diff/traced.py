@@ -67,6 +67,8 @@ class DiffJob(ReplayJob):
         model, reader, recorded = run.training.model, run.loader.reader, list[Call]()
         gradients, samples = dict[int, dict[str, str]](), dict[int, str]()
         for batch in to_device(kept.copies(), world.device):
+            if not batch.has_samples:
+                continue
             lane = batch.turn.lane
             if isinstance(reader, LaneReader):
                 samples |= {index: digest(reader.read(batch.turn.epoch, (index,))) for index in batch.indices}
