@@ -1,33 +1,53 @@
 """`lanewise diff` as it is run: each run with sources of its own, in processes of its own."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.command import lanewise, train, write_config
 
+SOURCE = (Path(__file__).parent / "tasks.py").read_text()
+EDITED = SOURCE.replace("F.mse_loss(outputs, batch[1])", "F.l1_loss(outputs, batch[1])")
+DIGESTS = {"digest_every_steps": 2}
+
+
+def train_with(text: str, code: Path, run_dir: Path) -> None:
+    code.mkdir(exist_ok=True)
+    (code / "mine.py").write_text(text)
+    given = {"search_path": str(code), "integrity": DIGESTS, "train": {"epochs": 2, "run_dir": str(run_dir)}}
+    train(write_config(code, "mine.Line", **given)).require_success()
+
+
+def cause_in(file: Path) -> Mapping[str, Any]:
+    (cause,) = json.loads(file.read_text())["causes"]
+    return cause
+
 
 @pytest.mark.slow
-def test_modules_of_one_name_are_replayed_as_each_run_had_them(tmp_path):
-    """Two folders have a module of the same name; in one of them the loss was edited."""
-    source = (Path(__file__).parent / "tasks.py").read_text()
-    edited = source.replace("F.mse_loss(outputs, batch[1])", "F.l1_loss(outputs, batch[1])")
-    assert edited != source
-    for name, text in (("a", source), ("b", edited)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "mine.py").write_text(text)
-        config = write_config(
-            tmp_path / name,
-            "mine.Line",
-            search_path=str(tmp_path / name),
-            integrity={"digest_every_steps": 2},
-        )
-        train(config).require_success()
-    result = tmp_path / "diff.json"
-    done = lanewise("diff", tmp_path / "a" / "run", tmp_path / "b" / "run", "--json", result)
+def test_modules_of_one_name_are_those_of_each_run(tmp_path):
+    """The second run has its module in another folder, where the loss was edited."""
+    runs = tmp_path / "first", tmp_path / "second"
+    train_with(SOURCE, tmp_path / "a", runs[0])
+    train_with(EDITED, tmp_path / "b", runs[1])
+    done = lanewise("diff", *runs, "--json", tmp_path / "found")
     assert done.code == 1, done.stderr
-    assert "sources.mine" in done.stdout
-    (cause,) = json.loads(result.read_text())["causes"]
+    assert "+        return F.l1_loss(outputs, batch[1])" in done.stdout.splitlines()
+    cause = cause_in(tmp_path / "found")
     assert (cause["kind"], cause["step"], cause["lane"]) == ("operators", 1, 0)
     assert "aten.mse_loss.default in the model, mine.py" in cause["text"]
+
+
+@pytest.mark.slow
+def test_sources_that_were_edited_in_their_place_are_replayed_as_they_were_kept(tmp_path):
+    """Without --trust the present ones run, which do not give what the first run wrote."""
+    runs = tmp_path / "first", tmp_path / "second"
+    train_with(SOURCE, tmp_path / "a", runs[0])
+    train_with(EDITED, tmp_path / "a", runs[1])
+    assert lanewise("diff", *runs, "--trust", "--json", tmp_path / "found").code == 1
+    assert cause_in(tmp_path / "found")["kind"] == "operators"
+    done = lanewise("diff", *runs, "--json", tmp_path / "found")
+    assert cause_in(tmp_path / "found")["kind"] == "record"
+    assert "modules differ from those of the run: mine (add --trust" in done.stderr

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lanewise.commands.replay.report import compare_step
 from lanewise.errors import LanewiseError, RunDirError, printable, text_of
 
 _MOST_CHARACTERS = 40
+_MOST_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class DiffReport:
     samples: Parting
     digests: Parting
     metrics: Parting
+    sources: Sequence[str]
+    """What differs in the text of the sources, where both runs kept it."""
     causes: Sequence[Cause] = ()
     """Found by replays; empty where none was needed, or none found one."""
     failure: str | None = None
@@ -53,6 +57,7 @@ class DiffReport:
     def lines(self) -> Iterator[str]:
         """Yield where they part, and why; the last line is the result."""
         yield from (f"{name}: {getattr(self, name)}" for name in ("samples", "digests", "metrics"))
+        yield from self.sources[:_MOST_LINES]
         yield from map(str, self.causes)
         yield from [f"not replayed: {self.failure}"] if self.failure else []
         if self.is_same:
@@ -80,16 +85,18 @@ def diff(
     """
     a, b = records = [Record(path) for path in runs]
     last_step, is_exact = min(a.last_step, b.last_step), a.is_exact and b.is_exact
-    found = DiffReport(is_exact, last_step, *compare(a, b, last_step))
-    unequal = [step for step in (found.digests.first_unequal, found.metrics.first_unequal) if step]
-    if not (unequal or found.digests.last_equal or found.metrics.last_equal):
+    settings, samples, digests, metrics = compare(a, b, last_step)
+    sources = list(_sources(records, settings))
+    found = DiffReport(is_exact, last_step, settings, samples, digests, metrics, sources)
+    unequal = [step for step in (digests.first_unequal, metrics.first_unequal) if step]
+    if not (unequal or digests.last_equal or metrics.last_equal):
         raise RunDirError(
             f"{runs[0]} and {runs[1]} have no line of the same step: their last ones are of steps "
             f"{a.last_step:,} and {b.last_step:,}. Wait for it, or log both after the same steps."
         )
     if not (unequal and is_exact):
         return found
-    after = min(found.digests.last_equal, min(unequal) - 1)
+    after = min(digests.last_equal, min(unequal) - 1)
 
     def take(record: Record, step: int, observed: Collection[int] = (), lane: int | None = None) -> Any:
         plan = plan_replay(record.run_dir.path, step, before=after + 1, trust=trust)
@@ -102,10 +109,20 @@ def diff(
             sys.path[:] = path  # else the other run could find modules of this one
 
     try:
-        causes = list(_causes(records, found.digests.first_unequal or unequal[0], take))
+        causes = list(_causes(records, digests.first_unequal or unequal[0], take))
     except LanewiseError as error:
         return replace(found, failure=text_of(error))
     return replace(found, causes=causes)
+
+
+def _sources(records: Sequence[Record], settings: Sequence[Setting]) -> Iterator[str]:
+    """Yield the differences between the modules that both runs kept."""
+    for one in settings:
+        pairs = zip(records, one.values, strict=True)
+        files = [record.run_dir.sources / f"{digest}.py" for record, digest in pairs]
+        if one.name.startswith("sources.") and all(file.is_file() for file in files):
+            a, b = (file.read_text(encoding="utf-8", errors="replace").splitlines() for file in files)
+            yield from unified_diff(a, b, one.name, one.name, n=0, lineterm="")
 
 
 def _causes(records: Sequence[Record], last: int, take: Callable[..., Any]) -> Iterator[Cause]:
