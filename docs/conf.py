@@ -36,6 +36,7 @@ MOVED = {
     **dict.fromkeys(["callbacks", "tracking", "report"], "watching"),
     **dict.fromkeys(["batch_loss", "state"], "losses"),
     "streams": "data",
+    "security": "launch",
     "checkpoints": "files",
     "plan": "memory",
     "bench": "performance",

@@ -1,6 +1,6 @@
 """Somebody else calls every port of a run: that connection may end, the run goes on to the same model.
 
-What torch does with such calls is its own: see docs/security.md.
+What torch does with such calls is its own: see docs/launch.md#security.
 """
 
 import os
