@@ -114,7 +114,7 @@ def train(
         distributed: which devices to use; `devices` unset: one, as on the command line.
         callbacks: observe the run on rank 0, in its process.
         resume: whether to go on from the newest good checkpoint in run_dir, if there is one.
-        allow: what may differ from the checkpoint on resume, such as `["optimizer"]`; see `--allow`.
+        allow: what may differ from the checkpoint on resume: `"optimizer"`, or several names; see `--allow`.
         overwrite: whether to remove the run that is in run_dir, if there is one, and begin anew.
 
     Returns:
@@ -138,11 +138,12 @@ def train(
         )
     if allow and not resume:
         raise ConfigError("allow says what may differ on resume: add resume=True, or leave it out.")
+    allow = (allow,) if isinstance(allow, str) else tuple(allow)
     if unknown := sorted(set(allow) - set(MAY_DIFFER)):
         raise ConfigError(
             f"allow lists what may differ, out of {', '.join(MAY_DIFFER)}: got {', '.join(unknown)}."
         )
-    job = TrainJob(config, task, tuple(callbacks), resume, tuple(allow), overwrite)
+    job = TrainJob(config, task, tuple(callbacks), resume, allow, overwrite)
     result = _start(job)
     return TrainResult(**{**result, "run_dir": Path(result["run_dir"]), "task": task})
 

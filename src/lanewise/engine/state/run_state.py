@@ -1,7 +1,7 @@
 """The state of a run that a checkpoint holds; parameters are identified by name."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from types import MappingProxyType
@@ -96,6 +96,14 @@ class RunState:
                     "objects with state_dict and load_state_dict are saved. Keep a number in such an object; "
                     "epoch and step follow from the checkpoint's step."
                 )
+            for name, module in value.named_modules(prefix=key) if isinstance(value, nn.Module) else ():
+                of = type(module)
+                can_load = of.set_extra_state is not nn.Module.set_extra_state
+                if of.get_extra_state is not nn.Module.get_extra_state and not can_load:
+                    raise CheckpointError(
+                        f"{name} ({of.__name__}) has get_extra_state and no set_extra_state, so what it "
+                        "saves could not be restored. Add set_extra_state."
+                    )
         tensors = TensorTable()
         for key, value in self.take().items():
             encode(value, key, tensors)
@@ -128,7 +136,8 @@ class RunState:
                     load(saved)
             except CheckpointError:
                 for _, load_back, before, _ in loads[: number + 1]:
-                    load_back(before)
+                    with suppress(Exception):  # one that accepts no state, as it just said
+                        load_back(before)
                 raise
         for key, value in objects.items():
             if isinstance(value, nn.Module):

@@ -67,6 +67,8 @@ def test_what_may_differ_on_resume_is_said_from_python_as_on_the_command_line(mo
     monkeypatch.setattr(api, "start", lambda job, **_: jobs.append(job) or result)
     train(Smooth(), **SECTIONS, resume=True, allow=["optimizer"])
     assert (jobs[0].is_resumed, jobs[0].allow, jobs[0].overwrites) == (True, ("optimizer",), False)
+    train(Smooth(), **SECTIONS, resume=True, allow="optimizer")  # a text was taken letter by letter
+    assert jobs[1].allow == ("optimizer",)
     with pytest.raises(ConfigError, match=r"add resume=True, or leave it out"):
         train(Smooth(), **SECTIONS, allow=["optimizer"])
     with pytest.raises(ConfigError, match=r"out of lanes, .*: got lr\."):

@@ -439,6 +439,37 @@ def test_what_cannot_be_saved_is_known_before_any_step():
         RunState({"model": Unsavable(2, is_tensor=False)}).require_savable()
 
 
+class Written(nn.Linear):
+    """Says what state it has besides, and has no way to take it back."""
+
+    def get_extra_state(self) -> Any:
+        return {"calls": 3}
+
+
+def test_extra_state_that_nothing_could_restore_is_known_before_any_step():
+    """It was saved, and a resume left it out without a word."""
+    model = nn.Sequential(nn.Linear(2, 2), Written(2, 2))
+    with pytest.raises(CheckpointError, match=r"model\.1 \(Written\) has get_extra_state and no set_extra"):
+        RunState({"model": model}).require_savable()
+
+
+class Refusing(Written):
+    def set_extra_state(self, state: Any) -> None:
+        raise ValueError(f"version {state} is not read")
+
+
+def test_extra_state_that_is_refused_is_one_error():
+    """It was raised a second time where the present state was put back, as a traceback of the user's code."""
+    state = RunState({"scheduler": torch.optim.lr_scheduler.StepLR(plain(), 1), "model": Refusing(2, 2)})
+    with pytest.raises(CheckpointError, match="model does not accept its state: ValueError") as raised:
+        state.restore(state.take())
+    assert raised.value.__context__ is raised.value.__cause__
+
+
+def plain() -> torch.optim.Optimizer:
+    return torch.optim.SGD(nn.Linear(1, 1).parameters())
+
+
 def test_a_number_is_told_to_be_kept_in_an_object():
     """lanes.checkpoints(epoch=3) was an AttributeError."""
     with pytest.raises(CheckpointError, match="epoch is 3, which has no state_dict: only modules"):
