@@ -85,7 +85,8 @@ class LaneLoader:
     def samples_of(self, step: int, lane: int) -> Sequence[int]:
         """Return the indices of the samples that a lane, of any process, has in a step.
 
-        Of a stream, in the step that was just taken, their numbers among those of the lane in this epoch.
+        Of a stream, in the step that was just taken, their numbers in this epoch: of the lane, or of all
+        lanes where the stream is plain. With a shuffle buffer they are places in the lane, after shuffling.
         """
         (turn,) = self.schedule.turns(range(lane, lane + 1), step, step + 1)
         return list(map(int, self.order.samples(turn)))

@@ -137,7 +137,10 @@ class StreamLoader:
 
     def samples_of(self, step: int, lane: int) -> Sequence[int]:
         assert self._upcoming is not None
-        first = (step - self._first_step) * self.reader.cut.micro_batch_size
+        cut, place = self.reader.cut, step - self._first_step
+        if not self.reader.is_lane_aware and cut.window_steps == 1:
+            place = place * cut.num_lanes + lane
+        first = place * cut.micro_batch_size
         return range(first, first + self._upcoming[lane])
 
     def end_of(self, step: int) -> StepEnd:

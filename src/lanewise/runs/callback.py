@@ -44,8 +44,8 @@ class LargestLoss(NamedTuple):
     lane: int | None
     """None where lanes have no loss of their own, as with `batch_loss`."""
     samples: Sequence[int] = ()
-    """The indices of its samples in the dataset; of a stream their numbers among the samples of the lane in
-    this epoch, in the order of training."""
+    """The indices of its samples in the dataset; of a stream their numbers in this epoch: of the lane, or of
+    all lanes where the stream is plain. With a shuffle buffer they are places in the lane, as trained."""
 
 
 class Callback:

@@ -16,9 +16,9 @@ _NUM_LINES, _LEAST_LINES = 50, 20
 class Jumps:
     """Compares the loss of each line with those before.
 
-    A jump is above their median by ten times the median distance from it, by three times what the highest of
-    them is above it, and by a tenth. The noise of real losses stays below, with batches from 8 samples. Of
-    several high lines in a row the first is a jump.
+    A jump is above their median by ten times the median distance from it, by four times what the highest of
+    their second half is above it, and by a tenth. The noise of real losses stays below, also of batches of
+    8 samples. Of several high lines in a row the first is a jump.
     """
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class Jumps:
         if len(self._losses) >= _LEAST_LINES:
             middle = median(self._losses)
             deviation = median(abs(before - middle) for before in self._losses)
-            highest = max(self._losses) - middle
-            self._is_high = loss - middle > max(10.0 * deviation, 3.0 * highest, 0.1 * abs(middle))
+            highest = max(list(self._losses)[-_NUM_LINES // 2 :]) - middle
+            self._is_high = loss - middle > max(10.0 * deviation, 4.0 * highest, 0.1 * abs(middle))
         self._losses.append(loss)
         if was_high or not self._is_high:
             return None

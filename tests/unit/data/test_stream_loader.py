@@ -65,10 +65,11 @@ def test_a_run_that_resumes_on_another_number_of_processes_reads_the_rest(
     assert first + rest == whole
 
 
-def test_the_samples_of_each_lane_are_known_in_their_step():
-    """By number in the lane, from what all processes know; in the second epoch again from 0."""
+@pytest.mark.parametrize("stream", [Lengths(5, 0, 3, 1), Numbers(19)])
+def test_the_samples_of_each_lane_are_known_in_their_step(stream):
+    """By number, as errors have them, from what all processes know; in the second epoch again from 0."""
     cut = StreamCut(4, 2, 1)
-    loader = StreamLoader(StreamReader(Lengths(5, 0, 3, 1), list, 0, cut, range(4)), lambda own: [own], 2)
+    loader = StreamLoader(StreamReader(stream, list, 0, cut, range(4)), lambda own: [own], 2)
     num_batches = 0
     for batch in loader.batches(0, None):
         assert list(loader.samples_of(batch.turn.step, batch.turn.lane)) == list(batch.indices)
@@ -77,7 +78,7 @@ def test_the_samples_of_each_lane_are_known_in_their_step():
             loader.note(batch.upcoming)
         if loader.is_over:
             break
-    assert num_batches == 2 * (3 + 2 + 1)
+    assert num_batches == 2 * (6 if isinstance(stream, Lengths) else 10)
 
 
 def test_a_lane_that_is_far_longer_than_the_others():
