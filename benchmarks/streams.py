@@ -82,8 +82,8 @@ def lanewise(folder: Path, world: World, num_workers: int) -> int:
             num_samples += batch.num_samples
             if batch.turn.is_last:
                 break
-        told = batch.upcoming or ()  # shards are equally long, so all processes have the same
-        loader.note([number for _ in range(world.world_size) for number in told])
+        assert batch.to_source is not None  # shards are equally long, so all processes send the same
+        batch.to_source.receive([*batch.to_source.numbers] * world.world_size)
     return num_samples
 
 

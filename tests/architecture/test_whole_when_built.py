@@ -93,7 +93,7 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
     ),
     "data/stream_loader.py": (
         "a batch gets its place in the step when all lanes are known; a reader where a restored run goes on",
-        {"batch.data", "batch.turn", "batch.upcoming", "self.reader.start"},
+        {"batch.data", "batch.turn", "batch.to_source", "self.reader.start"},
     ),
     "data/stream_pass.py": ("a batch gets its place in the pass when the next one is known", {"batch.turn"}),
     "data/workers.py": ("one flag of the run, which several may raise", {"length.is_asked"}),

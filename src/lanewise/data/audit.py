@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from lanewise.data import LaneBatch, digest
+from lanewise.data.stream_loader import upcoming_of
 from lanewise.processes.device.nested import map_leaves
 from lanewise.runs.cut import cut, cut_ranks
 from lanewise.runs.file import JsonLines, replacing
@@ -81,8 +82,8 @@ class AuditLog:
         columns: dict[str, Any] = {"epoch": batch.turn.epoch + 1}
         if len(present) != self._num_lanes:
             columns["present"] = list(present)
-        if batch.upcoming is not None:
-            columns["upcoming"] = list(batch.upcoming)
+        if batch.to_source is not None:
+            columns["upcoming"] = upcoming_of(batch.to_source.numbers)
         return columns
 
 

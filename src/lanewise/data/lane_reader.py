@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch.utils.data import Dataset, Subset
@@ -17,6 +17,15 @@ from lanewise.errors import note_place, shorten
 from lanewise.lanes import PROGRESS, LaneTurn, RunLength, read_seed, sample_seed
 from lanewise.processes.device.nested import map_leaves
 from lanewise.processes.device.random_state import set_random_state
+
+
+class ToSource(NamedTuple):
+    """What the source of the batches sends to itself on all processes; nobody else need understand it."""
+
+    numbers: Sequence[int]
+    """As many on each process."""
+    receive: Callable[[Sequence[float]], None]
+    """Gets those of all processes, in the order of ranks, in each pass over the lanes of the step."""
 
 
 @dataclass(slots=True)
@@ -41,9 +50,8 @@ class LaneBatch:
     """Name of the dataset that is evaluated; empty in training."""
     state: Any = None
     """The state of a stream from which these samples can be read again; None where it has none."""
-    upcoming: Sequence[int] | None = None
-    """How many samples each lane of this process has in the next step, 0 where the lane has ended: told by a
-    stream in the last batch of a step."""
+    to_source: "ToSource | None" = None
+    """What its source sends with the message of the step, in the last batch of a step; None: nothing."""
     asks_length: bool = False
     """Whether `collate` asked for the length of the run."""
 

@@ -66,16 +66,6 @@ class LaneLoader:
     def repeat(self) -> None:
         """Go on after the last epoch, without end; a loader of an order does so anyway."""
 
-    def note(self, upcoming: Sequence[int]) -> None:
-        """Learn how many samples each lane has in the next step, where only the data tells, as of a stream.
-
-        Called after each step, on every rank.
-        """
-
-    def ends_run(self, upcoming: Sequence[int]) -> bool:
-        """Tell whether a stream ends the run before a step in which the lanes have so many samples."""
-        return False
-
     def end_of(self, step: int) -> StepEnd:
         """Tell where a step was, of a stream only the last one that was taken. Step -1 ends an epoch."""
         schedule, done = self.order.schedule, step + 1

@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, final
 
-from lanewise.data.lane_reader import LaneBatch
+from lanewise.data.lane_reader import LaneBatch, ToSource
 from lanewise.data.loader import StepEnd
 from lanewise.data.stream import LaneStart, StreamReader
 from lanewise.data.stream_lanes import StreamLanes
@@ -23,8 +24,8 @@ class StreamLoader:
     """The micro-batches that a process works through, in order, over all epochs of a stream; a `LaneSource`.
 
     Each lane is read one micro-batch ahead, so that the last batch of a step can tell how many samples each
-    lane of the process has in the next one (`LaneBatch.upcoming`). Exchanged with the step's message, this is
-    what all processes know of the next step, and what `note` is given. An epoch ends with its last lane.
+    lane of the process has in the next one (`LaneBatch.to_source`). Sent with the step's message, it is what
+    all processes know of the next step. An epoch ends with its last lane.
     """
 
     reader: StreamReader
@@ -34,6 +35,8 @@ class StreamLoader:
     num_epochs: int | None = None
     """The number of epochs after which the run is over; None: never."""
     _: KW_ONLY
+    most_lanes: int = 0
+    """The most lanes that any process carries."""
     first_sample: str = ""
     """A digest of the first sample, for the identity."""
     num_workers: int = 0
@@ -58,6 +61,8 @@ class StreamLoader:
         self._epoch = self._first_step = self._step = self._num_samples = 0  # of the next step
         self._upcoming: Sequence[int] | None = None
         """Samples of each lane in the next step; None where it begins an epoch."""
+        self._taken: tuple[int, Sequence[int]] = 0, ()
+        """The first step of the epoch of the last step, and the samples of each lane in the last step."""
         self._resumed: LaneStart | None = None
         """Where to go on, until the lanes are open."""
         self._opened = StreamLanes(self.reader, self.num_workers, pin_memory=self.pin_memory)
@@ -102,12 +107,12 @@ class StreamLoader:
                 turn = LaneTurn(self._epoch, self._step, self.lanes.start, range(0), present, is_last=True)
                 data = self._spare_data() if self.fills_empty else None
                 self._enter()
-                yield LaneBatch(turn, (), data, 0, upcoming=[0] * len(self.lanes))
+                yield LaneBatch(turn, (), data, 0, to_source=self._to_source([0] * len(self.lanes)))
             for lane in own:
                 batch, is_last = lanes.take(lane), lane == own[-1]
                 batch.turn = batch.turn._replace(step=self._step, present=present, is_last=is_last)
                 if is_last:
-                    batch.upcoming = list(map(lanes.num_next, self.lanes))
+                    batch.to_source = self._to_source(list(map(lanes.num_next, self.lanes)))
                 if self.fills_empty and batch.data is None:
                     batch.data = self._spare_data()
                 elif self.fills_empty and self._spare is None:
@@ -120,28 +125,34 @@ class StreamLoader:
         if self.reader.length is not None:
             PROGRESS.set((self._step, self._epoch, self.reader.length))
 
-    def note(self, upcoming: Sequence[int]) -> None:
+    def _to_source(self, upcoming: Sequence[int]) -> ToSource:
+        """Send how many samples each lane of this process has in the next step."""
+        numbers = [*upcoming, *[-1] * (self.most_lanes - len(upcoming))]  # as many as other processes send
+        return ToSource(numbers, partial(self._end_step, self._step))
+
+    def _end_step(self, step: int, numbers: Sequence[float]) -> None:
+        """Go on to the next step, by what all processes sent."""
+        if step < self._step:  # another pass over its lanes
+            return
         assert self._upcoming is not None
+        self._taken = self._first_step, self._upcoming
         self._step += 1
         self._num_samples += sum(self._upcoming)
-        self._upcoming = upcoming
-        if self.ends_epoch(upcoming):
+        self._upcoming = upcoming_of(numbers)
+        if self._ends_epoch(self._upcoming):
             self._epoch, self._first_step, self._upcoming = self._epoch + 1, self._step, None
 
-    def ends_epoch(self, upcoming: Sequence[int]) -> bool:
+    def _ends_epoch(self, upcoming: Sequence[int]) -> bool:
         """Tell whether an epoch ends before a step in which the lanes have so many samples."""
         return min(upcoming) < self.reader.cut.micro_batch_size if self.drop_last else not any(upcoming)
 
-    def ends_run(self, upcoming: Sequence[int]) -> bool:
-        return self._epoch + 1 == self.num_epochs and self.ends_epoch(upcoming)
-
     def samples_of(self, step: int, lane: int) -> Sequence[int]:
-        assert self._upcoming is not None
-        cut, place = self.reader.cut, step - self._first_step
+        cut, (first_step, num_samples) = self.reader.cut, self._taken
+        place = step - first_step
         if not self.reader.is_lane_aware and cut.window_steps == 1:
             place = place * cut.num_lanes + lane
         first = place * cut.micro_batch_size
-        return range(first, first + self._upcoming[lane])
+        return range(first, first + num_samples[lane])
 
     def end_of(self, step: int) -> StepEnd:
         is_border = self._upcoming is None
@@ -224,7 +235,7 @@ class StreamLoader:
                 f"{self._step + 1}, and had {self._upcoming} when the checkpoint was saved. It must "
                 "yield the same samples whenever an epoch is opened. Mend the stream, or begin a new run."
             )
-        if self.ends_epoch(found):
+        if self._ends_epoch(found):
             what = " and drop_last is set" if self.drop_last else ". Check its path"
             raise DataError(
                 f"the stream is too small for one step in epoch {self._epoch + 1}: the lanes have "
@@ -249,3 +260,8 @@ class StreamLoader:
         if self._spare is None:
             self._spare = read_first(self.reader).data
         return copied(self._spare)
+
+
+def upcoming_of(numbers: Sequence[float]) -> list[int]:
+    """Return of what processes sent how many samples each lane has in the next step, 0 where it has ended."""
+    return [int(number) for number in numbers if number >= 0]

@@ -185,8 +185,6 @@ class Engine:
             last_step = math.inf if run.last_step is None else run.last_step
             while step < last_step and not (run.loader.is_over or self._ends_early):
                 report = self.take_step(step, batches)
-                if report.totals.upcoming:
-                    run.loader.note(report.totals.upcoming)
                 self.next_step = step = step + 1
                 yield report if report.interval is None else self._count_samples(report, report.interval)
             self._pass.buffers.check()

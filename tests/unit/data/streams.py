@@ -163,7 +163,8 @@ def read(
         reader_class = StreamReader if options.get("num_workers") else OneByOne
         reader = reader_class(make_stream(), list, 7, cut, lanes)
         exchange = partial(ranks.exchange, rank)
-        loader = StreamLoader(reader, exchange, num_epochs, **options)
+        most = -(-num_lanes // world_size)
+        loader = StreamLoader(reader, exchange, num_epochs, most_lanes=most, **options)
         first_step = 0
         if state is not None:
             loader.load_state_dict(state)
@@ -179,11 +180,12 @@ def read(
                 if batch.turn.is_last:
                     break
             present, step = batch.turn.present, batch.turn.step
-            told = ranks.exchange(rank, (present, step, set(of_step), batch.upcoming))
+            told = ranks.exchange(rank, (present, step, set(of_step), batch.to_source.numbers))
             assert {of_rank[:2] for of_rank in told} == {(present, first_step + len(steps))}
+            assert len({len(of_rank[3]) for of_rank in told}) == 1
             assert set().union(*(of_rank[2] for of_rank in told)) == set(present)
             steps.append(of_step)
-            loader.note([number for of_rank in told for number in of_rank[3]])
+            batch.to_source.receive([number for of_rank in told for number in of_rank[3]])
         return steps, loader.state_dict()
 
     if world_size == 1:  # loader workers end with the thread that started them

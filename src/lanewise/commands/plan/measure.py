@@ -56,8 +56,8 @@ def _noted(loader: LaneSource, batches: Iterator[LaneBatch]) -> Iterator[LaneBat
     """Yield the batches of a single process; they themselves tell a stream what a step's totals would."""
     for batch in batches:
         yield batch
-        if batch.upcoming is not None:
-            loader.note(batch.upcoming)
+        if batch.to_source is not None:
+            batch.to_source.receive(batch.to_source.numbers)
         if loader.is_over:
             break
 

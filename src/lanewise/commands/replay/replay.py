@@ -77,7 +77,8 @@ class Replay:
                 f"the checkpoint of step {self.num_taken} was removed meanwhile. Try again."
             )
         if segment.last_step == plan.step:  # the step gets a line of metrics, with its norm
-            log = LogInterval(config.log.every_steps, plan.step, run.loader.ends_run)
+            loader = run.loader
+            log = LogInterval(config.log.every_steps, plan.step, lambda: loader.is_over)
             log.load_state_dict(run.log_interval.state_dict())
             run = replace(run, log_interval=log)
         self.batches = run.loader.batches(self.num_taken, segment.last_step)
@@ -98,8 +99,6 @@ class Replay:
         """
         self.enter()
         self._report = report = self.engine.take_step(self.num_taken, self.batches)
-        if report.totals.upcoming:
-            self.engine.run.loader.note(report.totals.upcoming)
         self.num_taken += 1
         return report
 

@@ -95,9 +95,7 @@ def _gradients(engine: Engine, steps: Sequence[int]) -> Iterator[tuple[int, dict
         if loader.is_over:
             break
         with kept_buffers([model]):
-            upcoming = engine.step.gradient(step, loader.batches(step, step + 1)).totals.upcoming
-        if upcoming:
-            loader.note(upcoming)
+            engine.step.gradient(step, loader.batches(step, step + 1))
         yield (
             step,
             _on_cpu(

@@ -183,8 +183,6 @@ def run_steps(
             noted: _Noted = {}
             read = engine.run.loader.batches(step, step + 1) if batches is None else batches
             report = engine.take_step(step, _noting(read, noted))
-            if report.totals.upcoming:
-                engine.run.loader.note(report.totals.upcoming)
             trace.loss = {lane.lane: lane.numbers for lane in report.totals.lanes}
             weights = trace.weights = _digests(model.named_parameters())
             trace.buffers = _digests(model.named_buffers())

@@ -113,9 +113,7 @@ class Steps:
         while self.epoch == epoch:
             if self._last is not None:
                 _require_end(self._last, has_ended=self._last.is_done)
-            step = self._last = Step(
-                self._next, epoch, StepBatches(self._batches), self._prepared, self._loader.note
-            )
+            step = self._last = Step(self._next, epoch, StepBatches(self._batches), self._prepared)
             self._next += 1
             yield step
 
@@ -130,7 +128,6 @@ class Step:
     epoch: int
     _batches: StepBatches
     _prepared: Prepared
-    _note: Callable[[Sequence[int]], None]
     _running: Pass | None = None
     _open: LaneBatch | None = None
     """The micro-batch that needs a `backward`."""
@@ -252,9 +249,6 @@ class Step:
         self._gradient = pass_.finish(needs_norm=True)
         if model in self._prepared.left:
             self._prepared.left[model] = self.number, _versions(pass_.reducer.parameters)
-        upcoming = self._gradient.totals.upcoming
-        if upcoming and not self._num_passes:
-            self._note(upcoming)
         pass_.phases.begin(OWN_CODE, self.number)
         heartbeat.has_trained = True
         set_random_state(update_seed(self._prepared.seed, self.number, self._num_passes))

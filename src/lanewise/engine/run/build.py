@@ -196,7 +196,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
         lanes, model, optimizer, scheduler, after_update, average, config.optimizer.closure, norm, each
     )
     samples_of = None if lanes.loss_method == "batch_loss" else loader.samples_of
-    log_interval = LogInterval(config.log.every_steps, last_step, loader.ends_run, samples_of)
+    log_interval = LogInterval(config.log.every_steps, last_step, lambda: loader.is_over, samples_of)
     state = RunState(
         {
             "model": model,

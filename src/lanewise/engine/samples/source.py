@@ -66,6 +66,7 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
             of_stream,
             world.all_gather_tree,
             num_epochs,
+            most_lanes=placement.most,
             first_sample=first_sample,
             num_workers=data.num_workers,
             pin_memory=data.pin_memory and has_streams(world.device),

@@ -58,11 +58,8 @@ class StepTotals:
     process alone, and in a step that is not logged."""
     common_loss: Sequence[float] = merged_by(in_rank_order, ())
     """The loss of all samples as each process computed it; NaN where one could not, empty without one."""
-    upcoming: Sequence[int] = merged_by(
-        lambda of_ranks: [int(number) for number in in_rank_order(of_ranks) if number >= 0], ()
-    )
-    """How many samples of a stream each lane has in the next step; a process that carries fewer lanes than
-    another sends -1 for the rest. Empty where the dataset has an index."""
+    to_source: Sequence[float] = merged_by(in_rank_order, ())
+    """See `ToSource`."""
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Sum and weight of each metric of the losses, over all lanes."""
     joined: Joined | None = None
@@ -227,8 +224,8 @@ class StepMessage:
             num_terms += self._joining.num_terms
             self._rows = [LaneRow(lane, (*terms, *self._joining.terms(lane))) for lane, terms in self._rows]
         self._batch = batch
-        if batch.upcoming is not None:
-            self.fields["upcoming"] = *batch.upcoming, *[-1] * (self._placement.most - len(batch.upcoming))
+        if batch.to_source is not None:
+            self.fields["to_source"] = batch.to_source.numbers
         self.fields |= others
         if self._travels:
             shape = self._placement.most, num_terms
@@ -254,6 +251,8 @@ class StepMessage:
                 )
             if totals.common_loss:
                 self._require_agreement(totals.common_loss)
+        if self._batch.to_source is not None:
+            self._batch.to_source.receive(totals.to_source)
         if self._metric_names:
             totals.metrics = {
                 name: _sum_metric(name, totals.lanes, number)

@@ -41,7 +41,7 @@ class LogInterval:
     Args:
         every_steps: steps from one line to the next.
         last_step: the step before which training ends; None where only the data tells.
-        ends_run: tells whether it does, from the number of samples of each lane in the next step of a stream.
+        is_over: tells whether the data has ended with the step.
         samples_of: returns the samples of a lane in a step; see `LaneLoader`. None where lanes have no loss
             of their own.
     """
@@ -50,19 +50,19 @@ class LogInterval:
         self,
         every_steps: int,
         last_step: int | None,
-        ends_run: Callable[[Sequence[int]], bool] = lambda _: False,
+        is_over: Callable[[], bool] = lambda: False,
         samples_of: Callable[[int, Any], Sequence[int]] | None = None,
     ) -> None:
         self._every_steps = every_steps
         self._last_step = last_step
-        self.ends_run = ends_run
+        self.is_over = is_over
         self._samples_of = samples_of
         self._metrics: dict[str, tuple[float, float]] = {}
         self._largest: LargestLoss | None = None
         self._begin()
 
     def is_due(self, step: int) -> bool:
-        """Tell whether a line is written after a step; a stream has one more, where `ends_run` says so."""
+        """Tell whether a line is written after a step; a stream has one more, where `is_over` says so."""
         return step + 1 in (1, self._last_step) or (step + 1) % self._every_steps == 0
 
     def add(self, step: int, totals: StepTotals) -> None:
@@ -77,7 +77,7 @@ class LogInterval:
         for lane, ((lane_sum, lane_weight, factor), *_) in totals.lanes:
             if lane_weight and most < (loss := float(lane_sum * factor / lane_weight)) < math.inf:
                 most, self._largest = loss, LargestLoss(loss, step, lane, [])
-        if totals.upcoming:  # a stream tells the samples only in their own step
+        if totals.to_source:  # a stream tells the samples only in their own step
             self._find_samples(step)
 
     def _find_samples(self, step: int | None = None) -> None:

@@ -159,9 +159,8 @@ class Pass:
             self.phases.begin(COMMUNICATION, turn.step)
         totals = self.message.receive()
         is_logged = self._is_due
-        # Of a stream: how many samples each lane has in the next step, which alone tells that there is none.
-        if self.log is not None and totals.upcoming:
-            is_logged |= self.log.ends_run(totals.upcoming)
+        if totals.to_source and self.log is not None:  # of a stream, which knows now whether it goes on
+            is_logged |= self.log.is_over()
         # In a step of a single lane `LaneLoss.root` has divided by the weight, which spares a division here.
         self.reducer.finish(self.message.scale * (1.0 if len(turn.present) == 1 else totals.weight))
         if needs_norm or is_logged or loss_scale is not None:

@@ -49,16 +49,17 @@ def write(
         batches: list[LaneBatch] = []
         for batch in loader.batches(step, step + 1):
             batches.append(batch)
-            if batch.upcoming is not None:
+            if batch.to_source is not None:
                 break
-        upcoming = batches[-1].upcoming
-        assert upcoming is not None
+        to_source = batches[-1].to_source
         of_ranks = [[one for one in batches if one.turn.lane in lanes] for lanes in ranges]
         for of_rank, lanes in zip(of_ranks, ranges, strict=True):
             if of_rank:
-                of_rank[-1].upcoming = upcoming[lanes.start : lanes.stop]
+                of_rank[-1].to_source = to_source._replace(
+                    numbers=to_source.numbers[lanes.start : lanes.stop]
+                )
         steps.append([one for of_rank in of_ranks for one in of_rank])
-        loader.note(upcoming)
+        to_source.receive(to_source.numbers)
     kind = "lane-aware" if reader.is_lane_aware else "plain"
     plan = {"stream": kind, **cut._asdict(), "drop_last": drop_last, "seed": 0}
     for rank, lanes in enumerate(ranges):

@@ -66,14 +66,14 @@ def test_one_vote_is_enough(vote, rank):
 
 
 def test_each_field_is_merged_by_its_rule_in_the_order_of_ranks():
-    names = "buffer_changes", "computed_seconds", "common_loss", "upcoming"
+    names = "buffer_changes", "computed_seconds", "common_loss", "to_source"
     totals = exchanged(
         dict(zip(names, ([0.0, 2.0], [0.5], [3.0], [2, 1]), strict=True)),
         dict(zip(names, ([1.0, 0.0], [0.25], [math.nan], [0, -1]), strict=True)),
     )
     assert (totals.buffer_changes, totals.computed_seconds) == ([1.0, 2.0], [0.5, 0.25])
     assert totals.common_loss == pytest.approx([3.0, math.nan], nan_ok=True)
-    assert totals.upcoming == [2, 1, 0]
+    assert totals.to_source == [2, 1, 0, -1]
 
 
 def test_a_new_field_is_one_line():
