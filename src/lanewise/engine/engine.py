@@ -74,14 +74,12 @@ class Engine:
         self.stop_reason: str | None = None
         """Why a callback wanted the run to end, on the rank that has the callbacks; None where none did."""
         self._is_ended_by_callback = False
-        self._ends_early = run.evaluation is not None and run.evaluation.ends_run
-        """Whether a callback or an evaluation ended the run; the same on every rank."""
         self._num_before = self._num_logged = run.loader.end_of(first_step - 1).num_samples
         """Samples of all lanes before this start, and up to the last logged step."""
         self._record = record
         reader = run.loader.reader
         self._reads = EpochReads(run.world, reader.total_bytes, skips=reader.missing == "skip")
-        config, runner, replicas = run.config, run.training.runner, run.reducer.replicas
+        config, runner, replicas = run.config, run.runner, run.reducer.replicas
         loss_scale = runner.precision.loss_scale
         self._compilations = None if config.compile is None else CompilationLog()
         step_state = [find_places(replica, runner.task.step_state) for replica in replicas]
@@ -98,13 +96,13 @@ class Engine:
         metrics = StepMetrics(
             run.log_interval, run.phases, run.training.model, loss_scale, with_norms=config.log.gradients
         )
-        self.step = TrainStep(self._pass, self._choose_losses(), run.training, metrics)
+        self.step = TrainStep(self._pass, self._choose_losses(), runner, run.training, metrics)
         takes_closure = needs_closure(type(run.training.optimizer), is_asked=run.training.closure)
         self.take_step = ClosureStep(self.step).run if takes_closure else self.step.run
         """Takes a step, of which it gets the number and the batches of this process. Collective."""
 
     def _choose_losses(self) -> LaneLosses:
-        runner = self.run.training.runner
+        runner = self.run.runner
         if runner.loss_method != "loss":
             return SharedLoss(self._pass, runner.seed, task_loss(runner))
         return (SeveralLosses if runner.has_several_losses else OwnLosses)(self._pass, runner)
@@ -148,7 +146,6 @@ class Engine:
             for report in profiled(steps, self.run, run_dir.profile, self.first_step):
                 stops = report.totals.votes.stop
                 self._is_ended_by_callback = report.totals.votes.end and not stops  # a signal comes first
-                self._ends_early |= self._is_ended_by_callback
                 end, ends_run = self.run.loader.end_of(report.step), self.ends_with(report.step)
                 saving, saves = self._saving, report.totals.votes.save
                 saves |= saving is not None and saving.is_due_after(report.step, end, ends_run=ends_run)
@@ -190,6 +187,11 @@ class Engine:
             self._pass.buffers.check()
         finally:
             self.close()
+
+    @property
+    def _ends_early(self) -> bool:
+        """Whether a callback or an evaluation ended the run; the same on every rank."""
+        return self._is_ended_by_callback or (self.evaluation is not None and self.evaluation.ends_run)
 
     def ends_with(self, step: int) -> bool:
         """Tell whether the run ends with a step, the last one that was taken."""
@@ -238,7 +240,6 @@ class Engine:
             with noting(lambda: f"in the evaluation after step {step + 1}"):
                 wants_stop = self._saving.wants_stop if self._saving is not None else lambda: False
                 values, is_best = self.evaluation.run(wants_stop)
-            self._ends_early |= self.evaluation.ends_run
             if is_best:
                 self.evaluation.best_step = step + 1
                 heartbeat.note = (SAVE, step, None)

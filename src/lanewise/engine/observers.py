@@ -153,7 +153,7 @@ class ShownModel:
 
     def _look(self, callbacks: Sequence[Callback], step: int, model: nn.Module) -> None:
         """Show the model in a way that leaves no trace in the run, and hand on what the callbacks log."""
-        epoch, runner = self._run.loader.end_of(step).epoch if step >= 0 else -1, self._run.training.runner
+        epoch, runner = self._run.loader.end_of(step).epoch if step >= 0 else -1, self._run.runner
         logged: list[Media] = []
         with (
             noting(lambda: f"in on_model of a callback after step {step + 1}"),

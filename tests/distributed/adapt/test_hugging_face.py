@@ -45,7 +45,7 @@ def full_batch_gradient(world, config):
     keep_float64()
     set_determinism("exact", threads=1)
     engine = build_engine(config, world)
-    task = engine.training.runner.task
+    task = engine.run.runner.task
     model = task.build_model()
     model.load_state_dict(engine.training.model.state_dict())
     next(engine.steps())

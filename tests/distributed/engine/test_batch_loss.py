@@ -78,8 +78,8 @@ def by_hand(world, config):
     """Train with one graph over the whole batch; return the gradients of each step."""
     set_determinism("exact", threads=1)
     run = build_run(config, world)
-    model, optimizer, task = run.training.model, run.training.optimizer, run.training.runner.task
-    whole = task_loss(run.training.runner)
+    model, optimizer, task = run.training.model, run.training.optimizer, run.runner.task
+    whole = task_loss(run.runner)
     seen = []
     for _, lanes in groupby(run.loader.batches(0, run.last_step), lambda batch: batch.turn.step):
         outputs, inputs = [], []

@@ -190,7 +190,7 @@ def go_on(world, config: RunConfig, folder: str, steps: int) -> Any:
     saver.finish()
     save_model(training.evaluated_model, Path(folder).with_suffix(".safetensors"), world.rank)
     world.all_gather_tree(None)
-    loaded = build_model(training.runner.task, seed=1)
+    loaded = build_model(engine.run.runner.task, seed=1)
     load_model(loaded, Path(folder).with_suffix(".safetensors"))
     return state_bytes(training.model), state_bytes(training.evaluated_model), state_bytes(loaded)
 

@@ -109,8 +109,8 @@ class Overflowing(Line):
 class Remember(Callback):
     """Notes what it is told, and where the training is by then."""
 
-    def __init__(self, training) -> None:
-        self.training = training
+    def __init__(self, run) -> None:
+        self.run, self.training = run, run.training
         self.skipped_steps: list[float] = []
         self.losses: list[float] = []
         self.factors: list[float] = []
@@ -127,7 +127,7 @@ class Remember(Callback):
     def on_step(self, epoch, step, metrics):
         self.skipped_steps.append(metrics["train/skipped_steps"])
         self.losses.append(metrics["train/loss"])
-        self.factors.append(self.training.runner.precision.loss_scale.factor)
+        self.factors.append(self.run.runner.precision.loss_scale.factor)
         self.states.append(self.state())
 
 
@@ -136,7 +136,7 @@ def overflow(world, folder) -> tuple[list[float], list[float], list[float], list
     config = configure(Overflowing, num_lanes=2, steps=NUM_STEPS, precision="fp16")
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, ema_decay=0.5))
     engine = build_engine(config, world)
-    seen = Remember(engine.training)
+    seen = Remember(engine.run)
     engine.fit(RunDir(Path(folder)), [seen])
     have_changed = [
         not all(torch.equal(before[name], after[name]) for name in after)

@@ -43,7 +43,7 @@ def watch(world: World, config: RunConfig) -> tuple[dict[str, Any], bytes, dict[
     """Run to the end; return the state at the start of STEP, and what the step made of LANE, where it ran."""
     set_determinism("exact", 1)
     engine = build_engine(config, world)
-    model, task = engine.training.model, engine.training.runner.task
+    model, task = engine.training.model, engine.run.runner.task
     losses: list[torch.Tensor] = []
     gradients: dict[str, bytes] = {}
     turns = [(one.turn.step, one.turn.lane) for one in engine.run.loader.batches(0, engine.run.last_step)]
@@ -88,7 +88,7 @@ def test_a_lane_depends_on_its_step_s_start_and_its_batch_alone(world_size: int,
     for _ in range(2):
         model.load_state_dict(start)
         model.zero_grad()
-        loss = engine.training.runner.lane(batch).run(model)
+        loss = engine.run.runner.lane(batch).run(model)
         root, factor = loss.root(batch.turn, 1.0)
         root.backward(factor)
         assert loss.value.detach().numpy().tobytes() == loss_bytes

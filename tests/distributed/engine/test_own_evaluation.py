@@ -84,9 +84,9 @@ def evaluator_of(task: type, **init_args: Any) -> Any:
     config = configure(task, num_lanes=4, num_samples=16, **init_args)
     world = LocalWorld(torch.device("cpu"))
     set_determinism("exact", threads=1)
-    training = build_engine(config, world).training
+    run = build_engine(config, world).run
     placement = Placement.of(config.batch.num_lanes, world)
-    evaluator = build_evaluator(config, training.runner, training.model, world, placement)
+    evaluator = build_evaluator(config, run.runner, run.training.model, world, placement)
     assert evaluator is not None
     return evaluator
 

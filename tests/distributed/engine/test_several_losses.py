@@ -88,7 +88,7 @@ def by_hand(world, config):
     """Return the gradients of steps, each of one graph over the whole batch."""
     set_determinism("exact", threads=1)
     run = build_run(config, world)
-    model, optimizer, runner = run.training.model, run.training.optimizer, run.training.runner
+    model, optimizer, runner = run.training.model, run.training.optimizer, run.runner
     seen, lanes = [], []
     for batch in run.loader.batches(0, run.last_step):
         lanes.append(runner.task.loss(runner.lane(batch).forward(model, batch.data), batch.data))

@@ -189,3 +189,15 @@ def test_an_iterator_is_no_stream():
     assert not is_stream({1: 2})
     with pytest.raises(TaskError, match=r"is a generator, an iterator, which can be read only once"):
         is_stream(number for number in range(3))
+
+
+def test_a_further_pass_over_the_lanes_of_a_step_is_no_step():
+    """As of an own loop with two models, or of an optimizer with a closure."""
+    reader = StreamReader(Lengths(8), list, 7, StreamCut.of(1, 2, 0), range(1))
+    loader = StreamLoader(reader, lambda value: [value])
+    batches = loader.batches(0, None)
+    for step in range(2):
+        to_source = next(batches).to_source
+        for _ in range(2):
+            to_source.receive(to_source.numbers)
+        assert loader.end_of(step).num_samples == 2 * (step + 1)

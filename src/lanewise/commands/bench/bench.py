@@ -23,7 +23,7 @@ from lanewise.config.classes import check_classes
 from lanewise.errors import ConfigError, LanewiseError, text_of
 
 _ROOM = 2.0
-"""How many times the memory of the largest side so far must be free for another one beside it."""
+"""How many times the memory of the largest mode so far must be free for another one beside it."""
 
 
 def bench(
@@ -131,21 +131,21 @@ def _row(mode: Mode, config: RunConfig, plan: Plan | None) -> BenchRow:
 
 
 def _measure_here(rows: Mapping[Mode, BenchRow], configure: Configure, end: float, show: Show) -> None:
-    """Measure on this machine, group after group; the sides of a group stay warm beside each other."""
+    """Measure on this machine, group after group; the modes of a group stay warm beside each other."""
     waiting, begin = list(rows.values()), time.monotonic()
     while waiting:
         with ExitStack() as stack:
-            sides: dict[BenchRow, WarmMode] = {}
-            while waiting and _have_room(sides.values()):
+            modes: dict[BenchRow, WarmMode] = {}
+            while waiting and _have_room(modes.values()):
                 row = waiting.pop(0)
                 show(f"starting {row.mode}")
-                side = start(row, partial(jobs_of, row.mode, configure))
-                if side is not None:
-                    sides[row] = side
-                    stack.callback(side.close)
-            take_rounds(sides, end - (end - begin) * len(waiting) / len(rows), show)
-            for side in sides.values():  # so that all end at the same time
-                side.dismiss()
+                mode = start(row, partial(jobs_of, row.mode, configure))
+                if mode is not None:
+                    modes[row] = mode
+                    stack.callback(mode.close)
+            take_rounds(modes, end - (end - begin) * len(waiting) / len(rows), show)
+            for mode in modes.values():  # so that all end at the same time
+                mode.dismiss()
 
 
 def _train_here(mode: Mode, configure: Configure, num_steps: int) -> Trained:
@@ -172,11 +172,11 @@ def jobs_of(mode: Mode, configure: Configure) -> list[BenchJob]:
     return [BenchJob(share) for share in shares_of(alone, mode.num_devices)]
 
 
-def _have_room(sides: Iterable[WarmMode]) -> bool:
-    """Tell whether another side fits beside these, by the memory that they took."""
+def _have_room(modes: Iterable[WarmMode]) -> bool:
+    """Tell whether another mode fits beside these, by the memory that they took."""
     taken, left = [0], []
-    for side in sides:
-        known = [first.free_bytes for first in side.firsts if None not in first.free_bytes]
+    for mode in modes:
+        known = [first.free_bytes for first in mode.firsts if None not in first.free_bytes]
         if known:
             before, after = zip(*known, strict=True)
             taken.append(max(before) - min(after))

@@ -1,4 +1,4 @@
-"""Measures several sides in turns: what slows the machine down for a while slows all of them down."""
+"""Measures several modes in turns: what slows the machine down for a while slows all of them down."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from statistics import quantiles
@@ -28,14 +28,14 @@ class MiddleHalf(NamedTuple):
         return (self.high - self.low) / self.median
 
 
-def take_turns(sides: Mapping[K, Callable[[], T]]) -> Iterator[dict[K, T]]:
-    """Yield rounds without end, in each of which every side trains one turn: A B C A B C.
+def take_turns(turns: Mapping[K, Callable[[], T]]) -> Iterator[dict[K, T]]:
+    """Yield rounds without end, in each of which every mode trains one turn: A B C A B C.
 
     Args:
-        sides: lets each one train a turn, and returns what came of it.
+        turns: of each mode: lets it train a turn, and returns what came of it.
     """
     while True:
-        yield {name: take_turn() for name, take_turn in sides.items()}
+        yield {name: take_turn() for name, take_turn in turns.items()}
 
 
 def rate(per_second: float) -> str:

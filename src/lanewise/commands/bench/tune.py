@@ -95,14 +95,14 @@ def _try(
     before, after = BenchRow(fastest.mode), BenchRow(fastest.mode)
     overrides = {before: kept, after: [*kept, change]}
     with ExitStack() as stack:
-        sides = {}
+        modes = {}
         for row, given in overrides.items():
-            side = start(row, partial(build_jobs, given))
-            if side is None:
+            mode = start(row, partial(build_jobs, given))
+            if mode is None:
                 return Trial(change, is_kept=False, failure=row.failure)
-            stack.callback(side.close)
-            sides[row] = side
-        take_rounds(sides, end, lambda _: None)
+            stack.callback(mode.close)
+            modes[row] = mode
+        take_rounds(modes, end, lambda _: None)
     slow, fast = before.samples_per_second, after.samples_per_second
     if slow is None or fast is None or before.failure or after.failure:
         return Trial(change, is_kept=False, failure=after.failure or before.failure)

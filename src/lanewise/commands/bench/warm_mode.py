@@ -145,35 +145,35 @@ def start(row: BenchRow, jobs: Callable[[], Sequence[BenchJob]]) -> WarmMode | N
         jobs: returns the job of each of their worlds.
     """
     try:
-        side = WarmMode(jobs())
+        mode = WarmMode(jobs())
     except LanewiseError as error:
         row.failure = text_of(error)
         return None
-    row.firsts = side.firsts
-    return side
+    row.firsts = mode.firsts
+    return mode
 
 
-def take_rounds(sides: Mapping[BenchRow, WarmMode], end: float, show: Show) -> None:
-    """Let the sides take turns until all rows are steady, or the time is over.
+def take_rounds(modes: Mapping[BenchRow, WarmMode], end: float, show: Show) -> None:
+    """Let the modes take turns until all rows are steady, or the time is over.
 
     Args:
-        sides: by their rows, which note the turns, or why a side failed.
+        modes: by their rows, which note the turns, or why a mode failed.
         end: of the time, by `time.monotonic`; there are always enough rounds to tell how much they differ.
         show: see `Show`.
     """
-    turns = {row: partial(_take_turn, row, side) for row, side in sides.items()}
+    turns = {row: partial(_take_turn, row, mode) for row, mode in modes.items()}
     for number, _ in enumerate(take_turns(turns), start=1):
-        rows = [row for row in sides if not row.failure]
+        rows = [row for row in modes if not row.failure]
         num_noisy = sum(not row.is_steady for row in rows)
         show(f"round {number}: {num_noisy} of {len(rows)} rows are noisy")
         if not num_noisy or (number >= LEAST_ROUNDS and time.monotonic() > end):
             return
 
 
-def _take_turn(row: BenchRow, side: WarmMode) -> None:
+def _take_turn(row: BenchRow, mode: WarmMode) -> None:
     if row.failure:
         return
     try:
-        row.rounds.append(side.take_turn())
+        row.rounds.append(mode.take_turn())
     except LanewiseError as error:
         row.failure = text_of(error)

@@ -57,7 +57,7 @@ def describe_start(run: "Run", first_step: int) -> dict[str, Any]:
         "hosts": Counter(host for host, _ in places),
         "devices": Counter(name for _, of_rank in places for name in of_rank),
         "versions": versions(run),
-        "sources": sources(run.training.runner.task, run.config.search_path),
+        "sources": sources(run.runner.task, run.config.search_path),
         "dataset": run.loader.identity,
         "config": json.loads(config, parse_constant=str),  # JSON has no infinity
     }

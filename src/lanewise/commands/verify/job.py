@@ -29,6 +29,7 @@ from lanewise.processes.world.world import World
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.runs.checkpoint.saver import Saver
+from lanewise.task import Task
 
 _SECONDS_AFTER_AN_ERROR = 20.0
 _SECONDS_WITHOUT_ONE = 600.0
@@ -124,7 +125,7 @@ class VerifyJob(Job):
     def _trace(self, world: World, result: RankResult) -> None:
         """Take the steps, or their second half from the checkpoint that another layout saved half-way."""
         run = build_run(self.config, world, build_task(self.config, self.task))
-        training, task = run.training, run.training.runner.task
+        training, task = run.training, run.runner.task
         steps = steps_of(run.loader, self.num_steps, run.last_step)
         half = len(steps) // 2
         trace = Trace()
@@ -134,7 +135,7 @@ class VerifyJob(Job):
                 if half == 0 or first != steps[half]:
                     raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
                 steps = steps[half:]
-                trace.at_checkpoint = self._state_of(training)
+                trace.at_checkpoint = self._state_of(training, task)
             made_first: dict[str, str] = {}
             engine = Engine(replace(run, training=run_twice(training, made_first)))
             hidden = hidden_state(training.model, task=task)
@@ -146,9 +147,9 @@ class VerifyJob(Job):
                     saver = Saver(self._checkpoints(self.name), world, keep_last=1, keep_best=0, sign=1)
                     saver.save(engine.run.state.take(), Manifest(steps[half], None, engine.run.identity, ()))
                     saver.finish()
-                    trace.at_checkpoint = self._state_of(training)
+                    trace.at_checkpoint = self._state_of(training, task)
             trace.evaluation = self._evaluate_at_end(engine, world)
-            trace.hidden = self._hidden(training)
+            trace.hidden = self._hidden(training, task)
             trace.changed = changed(hidden, hidden_state(training.model, task=task))
             if self.is_reference:
                 result.updates = probe_updates(training)
@@ -175,21 +176,21 @@ class VerifyJob(Job):
             no_loss.touch()
             return {}
 
-    def _hidden(self, training: Training) -> dict[str, str]:
+    def _hidden(self, training: Training, task: Task) -> dict[str, str]:
         """Return the digests of all values outside of parameters and buffers."""
-        task, optimizer, scheduler = training.runner.task, training.optimizer, training.scheduler
+        optimizer, scheduler = training.optimizer, training.scheduler
         return hidden_state(training.model, task=task, optimizer=optimizer, scheduler=scheduler)
 
-    def _state_of(self, training: Training) -> dict[str, str]:
+    def _state_of(self, training: Training, task: Task) -> dict[str, str]:
         """Return the digests of buffers and of such values; others may differ because of the first ones."""
         buffers = {f"{BUFFER}{name}": digest(whole(value)) for name, value in training.model.named_buffers()}
-        return buffers | self._hidden(training)
+        return buffers | self._hidden(training, task)
 
     def _evaluate(
         self, engine: Engine, world: World, others: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
         """Evaluate on the eval datasets, or on others, whose batches metrics may not take."""
-        lanes, model = engine.training.runner, engine.training.evaluated_model
+        lanes, model = engine.run.runner, engine.training.evaluated_model
         datasets = others or (engine.run.evaluation.datasets if engine.run.evaluation else {})
         engine.run.enter_weights(-1)  # equal on all ranks, also where one had no samples
         with engine.run.evaluation_weights():

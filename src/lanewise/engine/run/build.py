@@ -193,7 +193,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
     after_update = OwnUpdate(lanes, model) if has_after_update(lanes.task) else None
     norm = config.train.max_grad_norm
     training = Training(
-        lanes, model, optimizer, scheduler, after_update, average, config.optimizer.closure, norm, each
+        model, optimizer, scheduler, after_update, average, config.optimizer.closure, norm, each
     )
     samples_of = None if lanes.loss_method == "batch_loss" else loader.samples_of
     log_interval = LogInterval(config.log.every_steps, last_step, lambda: loader.is_over, samples_of)
@@ -216,6 +216,7 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
         config=config,
         world=world,
         placement=placement,
+        runner=lanes,
         training=training,
         plateau=plateau,
         shards=shards,

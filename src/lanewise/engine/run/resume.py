@@ -51,7 +51,7 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
         both = manifest.identity, run.identity
         before, now = (of.get("optimizer", {}).get("init_args", {}).get("lr") for of in both)
         kept = ("lr",) * (run.plateau is not None and before == now)  # else it would rise to where it began
-        adapt = retake(training, manifest.step // training.steps_per_value, kept)
+        adapt = retake(training, run.runner.task, manifest.step // training.steps_per_value, kept)
     allowed = restore(run.state, run.identity, path, manifest, allow, adapt)
     run.identity["init_from"] = manifest.identity.get("init_from")  # with these weights the run began
     if run.evaluation is not None and run.identity.get("best") != manifest.identity.get("best"):

@@ -13,6 +13,7 @@ from lanewise.engine.run.scheduler import Plateau
 from lanewise.engine.run.summary import summarize
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.run_state import RunState
+from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.update import Training
@@ -31,6 +32,8 @@ class Run:
     world: World
     placement: Placement
     """Which process carries which lanes."""
+    runner: LaneRunner
+    """Runs the lanes of the task."""
     training: Training
     plateau: Plateau | None
     """Changes the learning rate after each evaluation."""

@@ -16,6 +16,7 @@ from lanewise.engine.run.optimizer import build_section
 from lanewise.engine.step.update import Training
 from lanewise.errors import ConfigError
 from lanewise.lanes import Schedule
+from lanewise.task import Task
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,9 @@ def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], fl
     return factor
 
 
-def retake(training: Training, num_steps: int, kept: Collection[str]) -> Callable[[dict[str, Any]], None]:
+def retake(
+    training: Training, task: Task, num_steps: int, kept: Collection[str]
+) -> Callable[[dict[str, Any]], None]:
     """Step a new scheduler to where a run is, as the checkpoint's is of another length or other options.
 
     An option is what the optimizer's constructor or a group of the task names. Else a value of a group is
@@ -158,6 +161,7 @@ def retake(training: Training, num_steps: int, kept: Collection[str]) -> Callabl
 
     Args:
         training: of the resumed run, not restored yet.
+        task: of the run.
         num_steps: how many steps were taken.
         kept: the names of the options that stay those of the checkpoint.
 
@@ -171,7 +175,7 @@ def retake(training: Training, num_steps: int, kept: Collection[str]) -> Callabl
         if scheduler is not None:
             for _ in range(num_steps):
                 scheduler.step()
-    groups = training.runner.task.parameter_groups(training.model)
+    groups = task.parameter_groups(training.model)
     named: list[Mapping[str, Any]] = [inspect.signature(cls).parameters for cls in type(optimizer).__mro__]
     named += [group for group in groups if isinstance(group, Mapping)]
     options = {"initial_lr"}.union(*named) - {"params", "param_names", *kept}

@@ -27,7 +27,7 @@ class ClosureStep:
     def run(self, step: int, batches: Iterator[LaneBatch]) -> StepReport:
         """Collective."""
         training, kept = self.step.training, StepBatches(batches)
-        training.runner.seed_update(step)
+        self.step.runner.seed_update(step)
         found: list[Gradient] = []
 
         def closure() -> torch.Tensor:

@@ -63,7 +63,7 @@ class Joining:
         self._begin()
 
     def _begin(self) -> None:
-        self._told: dict[int, tuple[Term, ...]] = {}
+        self._terms: dict[int, tuple[Term, ...]] = {}
         self._rows: list[list[torch.Tensor]] = []
         self._sums: dict[torch.dtype, TreeSum[list[torch.Tensor]]] = {}
         self.mismatches: list[tuple[int, str]] = []
@@ -84,7 +84,7 @@ class Joining:
             return
         rows = [] if parts is None else list(tensors_in(parts.gather))
         sizes = [len(leaf) for leaf in rows] or [0] * self._num_gathered
-        self._told[batch.turn.lane] = (Term(state, batch.num_samples), *(Term(size, 0.0) for size in sizes))
+        self._terms[batch.turn.lane] = (Term(state, batch.num_samples), *(Term(size, 0.0) for size in sizes))
         if rows:
             self._rows.append(rows)
         totals = self._flat_totals(self._template.total if parts is None else parts.total)
@@ -107,19 +107,19 @@ class Joining:
         Raises:
             TaskError: on every rank, if lanes give different parts.
         """
-        told = [offer for of_rank in offers for offer in of_rank]
-        if len({form for _, form, _, _ in told}) > 1:
-            _refuse([(lane, form or "nothing") for lane, form, _, _ in told], step)
+        offered = [offer for of_rank in offers for offer in of_rank]
+        if len({form for _, form, _, _ in offered}) > 1:
+            _refuse([(lane, form or "nothing") for lane, form, _, _ in offered], step)
         self.form = ""
-        if told:
-            _, self.form, *template = told[0]
+        if offered:
+            _, self.form, *template = offered[0]
             self._template = LaneParts(*template)
         self.is_on = self.is_on or bool(self.form)
         self._num_gathered = len(list(tensors_in(self._template.gather)))
         early, self._early = self._early, []
         for batch, parts in early:
             self.add(batch, parts)
-        self.form = self.form if told else None  # a step without samples fixes none
+        self.form = self.form if offered else None  # a step without samples fixes none
 
     @property
     def num_terms(self) -> int:
@@ -128,24 +128,24 @@ class Joining:
 
     def terms(self, lane: int) -> tuple[Term, ...]:
         """Return what a lane tells: its state and samples, and how many rows it has in each tensor."""
-        return self._told[lane]
+        return self._terms[lane]
 
     def join(self, lanes: Sequence[LaneRow], batch: LaneBatch) -> Joined:
         """Return what the lanes gave. Collective: every rank must call this.
 
         Args:
-            lanes: what they told, in the last terms of their rows.
+            lanes: the last terms of whose rows are for this.
             batch: one of the step.
 
         Raises:
             TaskError: on every rank, if a lane gave other parts than the lanes of the first step.
         """
-        told = {row.lane: row.terms[-self.num_terms :] for row in lanes}
-        if any(terms[0].value == _MISMATCH for terms in told.values()):
+        terms_of = {row.lane: row.terms[-self.num_terms :] for row in lanes}
+        if any(terms[0].value == _MISMATCH for terms in terms_of.values()):
             self.refuse_mismatches(self._world.all_gather_tree(self.mismatches), batch.turn.step)
-        num_samples = int(sum(float(terms[0].weight) for terms in told.values()))
+        num_samples = int(sum(float(terms[0].weight) for terms in terms_of.values()))
         gathered = self._gather(
-            {lane: [int(term.value) for term in terms[1:]] for lane, terms in told.items()}
+            {lane: [int(term.value) for term in terms[1:]] for lane, terms in terms_of.items()}
         )
         totals = self._add_up(batch)
         self._begin()
@@ -156,9 +156,9 @@ class Joining:
             map_parts(lambda leaf: next(sums[_added_as(leaf.dtype)]), self._template.total),
         )
 
-    def refuse_mismatches(self, told: Sequence[Sequence[tuple[int, str]]], step: int) -> None:
+    def refuse_mismatches(self, of_ranks: Sequence[Sequence[tuple[int, str]]], step: int) -> None:
         """Raise TaskError if a process has mismatches."""
-        if mismatches := [mismatch for of_rank in told for mismatch in of_rank]:
+        if mismatches := [mismatch for of_rank in of_ranks for mismatch in of_rank]:
             _refuse([("of the first step", self.form or "nothing"), *mismatches], step)
 
     def _gather(self, sizes: Mapping[int, Sequence[int]]) -> list[torch.Tensor]:
@@ -212,9 +212,9 @@ def _added_as(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _refuse(told: Sequence[tuple[int | str, str]], step: int) -> None:
+def _refuse(forms: Sequence[tuple[int | str, str]], step: int) -> None:
     """Raise TaskError about lanes that give different parts, of which the first is right."""
-    listed = "\n".join(f"  lane {lane}: {form}" for lane, form in told[: MOST_SHOWN + 1])
+    listed = "\n".join(f"  lane {lane}: {form}" for lane, form in forms[: MOST_SHOWN + 1])
     raise TaskError(
         f"the lanes of step {step + 1} give different things to gather or to add up:\n{listed}\n"
         "Each lane that has samples must give the same names from the first step on, with equal containers, "

@@ -50,7 +50,7 @@ class SeveralLosses(LaneLosses):
 
         def add(batch: LaneBatch, terms: Sequence[LaneLoss]) -> LaneLoss:
             if batch.has_samples:  # not one that repeats another, so that all processes communicate as often
-                self._require_told(terms, counted[batch.turn.lane][1:])
+                self._require_weights(terms, counted[batch.turn.lane][1:])
             return add_terms(terms, weights, num_samples, batch.num_samples)
 
         return self._pass.reducer.losses(self._pass.lanes(kept, self._deriving(add)))
@@ -68,11 +68,11 @@ class SeveralLosses(LaneLosses):
             with named_lane(batch):
                 weights = self._runner.task.loss_weights(batch.data)
                 tells.add(weights is not None)
-                told = () if weights is None else map(float, weights)
-                counted[batch.turn.lane] = [batch.num_samples, *told]
+                weights_of_lane = () if weights is None else map(float, weights)
+                counted[batch.turn.lane] = [batch.num_samples, *weights_of_lane]
         if self._runs_twice is None:
             tells = {
-                told for of_rank in self._pass.spread.world.all_gather_tree(sorted(tells)) for told in of_rank
+                row for of_rank in self._pass.spread.world.all_gather_tree(sorted(tells)) for row in of_rank
             }
             self._runs_twice = False in tells if tells else None  # in a step without samples none does
             if self._runs_twice and self._pass.spread.world.rank == 0:
@@ -120,13 +120,13 @@ class SeveralLosses(LaneLosses):
             )
         return check_each(terms, lane.batch.num_samples, self._runner.what)
 
-    def _require_told(self, terms: Sequence[LaneLoss], told: Sequence[float]) -> None:
+    def _require_weights(self, terms: Sequence[LaneLoss], announced: Sequence[float]) -> None:
         """Raise TaskError if the terms of a lane have other weights than the ones that were added up."""
         weights = [term.weight for term in terms]
-        if not all(map(partial(math.isclose, rel_tol=1e-5), weights, told)):
+        if not all(map(partial(math.isclose, rel_tol=1e-5), weights, announced)):
             raise TaskError(
-                f"{self._runner.what} has the weights {weights}, and loss_weights gave {list(told)}. Each "
-                "term is divided by what loss_weights returns: return the same weights from both."
+                f"{self._runner.what} has the weights {weights}, and loss_weights gave {list(announced)}. "
+                "Each term is divided by what loss_weights returns: return the same weights from both."
             )
 
     def _add_up(self, counted: Sequence[Sequence[float]], step: int) -> tuple[int, list[float]]:

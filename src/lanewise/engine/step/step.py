@@ -214,6 +214,7 @@ class TrainStep:
 
     pass_: Pass
     losses: LaneLosses
+    runner: LaneRunner
     training: Training
     metrics: StepMetrics
 
@@ -229,16 +230,16 @@ class TrainStep:
 
     def gradient(self, step: int, batches: Iterator[LaneBatch]) -> Gradient:
         """Write the clipped gradient of a step to every `param.grad`, and seed its update. Collective."""
-        training, what = self.training, self.training.runner.what
+        training = self.training
         self.pass_.begin(step)
         for lane, loss in self.losses.of(batches):  # runs forward and loss of each lane
-            self.pass_.backward(lane.batch, loss, what)
+            self.pass_.backward(lane.batch, loss, self.runner.what)
             del lane, loss  # before the next batch is read
         gradient = self.pass_.finish(needs_norm=training.max_grad_norm is not None)
         if training.max_grad_norm is not None:
             assert gradient.norm is not None
             nn.utils.clip_grads_with_norm_(training.model.parameters(), training.max_grad_norm, gradient.norm)
-        training.runner.seed_update(step)
+        self.runner.seed_update(step)
         return gradient
 
     def end(self, gradient: Gradient) -> StepReport:
@@ -246,7 +247,7 @@ class TrainStep:
         training, step = self.training, gradient.turn.step
         learning_rate = float(training.optimizer.param_groups[0]["lr"])
         if training.scheduler is not None and (step + 1) % training.steps_per_value == 0:
-            training.runner.seed_update(step)  # anew: with shards, processes updated different parameters
+            self.runner.seed_update(step)  # anew: with shards, processes updated different parameters
             training.scheduler.step()
         forget_gradients(self.pass_.reducer.parameters)
         if training.after_update is not None and gradient.allows_update:

@@ -10,7 +10,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from lanewise.engine.step.lane_error import explain_memory
-from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.metrics import Gradient
 from lanewise.errors import ConfigError, LanewiseError, text_of
 
@@ -19,7 +18,6 @@ from lanewise.errors import ConfigError, LanewiseError, text_of
 class Training:
     """The model and what trains it."""
 
-    runner: LaneRunner
     model: nn.Module
     """The user's module, on the device of this process."""
     optimizer: Optimizer

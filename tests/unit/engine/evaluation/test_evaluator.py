@@ -25,6 +25,7 @@ from lanewise.engine.evaluation.evaluation import Evaluation, build_evaluator
 from lanewise.engine.precision import Precision
 from lanewise.engine.run.build import build_run
 from lanewise.engine.step.lanes import LaneRunner
+from lanewise.engine.step.wire import Votes
 from lanewise.errors import ConfigError, DataError, TaskError
 from lanewise.lanes import Placement
 from lanewise.processes.device.determinism import set_determinism
@@ -107,9 +108,9 @@ class Ranking(Task):
 def evaluate(world, config) -> tuple[dict[str, float], list[int]]:
     set_determinism("exact", 1)
     engine = build_engine(config, world)
-    task = engine.training.runner.task
+    task = engine.run.runner.task
     placement = Placement.of(config.batch.num_lanes, world)
-    evaluator = build_evaluator(config, engine.training.runner, engine.training.model, world, placement)
+    evaluator = build_evaluator(config, engine.run.runner, engine.training.model, world, placement)
     assert evaluator is not None
     values = evaluator.run()
     assert engine.training.model.training
@@ -145,7 +146,7 @@ def test_values_are_those_of_torchmetrics_on_the_whole_set(alone):
     values, evaluated = alone
     assert evaluated == list(range(NUM_SAMPLES + NUM_FEW))
     engine = build_engine(CONFIG, LocalWorld(torch.device("cpu")))
-    task, model = engine.training.runner.task, engine.training.model.eval()
+    task, model = engine.run.runner.task, engine.training.model.eval()
     for name, dataset in task.eval_datasets().items():
         batch = task.collate([dataset[index] for index in range(len(dataset))])
         with torch.no_grad():
@@ -164,9 +165,9 @@ def test_a_prediction_is_sent_without_the_rest_of_its_micro_batch():
     """As views, on several processes on the CPU each was sent with the bytes of the whole micro-batch."""
     world = LocalWorld(torch.device("cpu"))
     engine = build_engine(CONFIG, world)
-    task = engine.training.runner.task
+    task = engine.run.runner.task
     placement = Placement.of(CONFIG.batch.num_lanes, world)
-    evaluator = build_evaluator(CONFIG, engine.training.runner, engine.training.model, world, placement)
+    evaluator = build_evaluator(CONFIG, engine.run.runner, engine.training.model, world, placement)
     for name, dataset in task.eval_datasets().items():
         outputs = evaluator.predict(name)
         assert len(outputs) == len(dataset)
@@ -435,7 +436,7 @@ class Recorder:
         self.calls: list[Any] = []
 
     def vote(self):
-        return False, False, False
+        return Votes()
 
     def wants_stop(self):
         return False

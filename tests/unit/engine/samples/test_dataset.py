@@ -85,7 +85,7 @@ def test_batches_are_pinned_for_an_accelerator_unless_the_user_says_otherwise(mo
     run = build_run(replace(config, data=DataConfig(pin_memory=pins)), LocalWorld(torch.device("cpu")))
     assert isinstance(run.loader, LaneLoader)
     assert run.loader.pin_memory is pins
-    evaluator = build_evaluator(run.config, run.training.runner, run.training.model, run.world, run.placement)
+    evaluator = build_evaluator(run.config, run.runner, run.training.model, run.world, run.placement)
     assert evaluator is not None
     assert [eval_set.pin_memory for eval_set in evaluator.sets] == [pins]
 
