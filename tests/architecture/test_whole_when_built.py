@@ -18,27 +18,25 @@ MADE_TO_BE_SET = {
     "ctx": "where torch's autograd.Function keeps what its backward needs",
 }
 """Of variables, and of attributes with a dot: why."""
-FOREIGN = "of a library's object, or of the user's, which has no other way"
-RESULT = "a record of results, filled as they come; it is read when all are there"
 ALLOWED: dict[str, tuple[str, set[str]]] = {
-    "adapt/optimizer.py": (FOREIGN, {"named[names[0]]._NOTED"}),
-    "cli/arguments.py": ("argparse gives the namespace, which argparse has built", {"found.program"}),
-    "cli/bench.py": (RESULT, {"report.changes"}),
-    "cli/completion.py": (FOREIGN, {"added.choices", "added.complete"}),
-    "commands/bench/bench.py": (RESULT, {"row.trained", "row.training_failure"}),
-    "commands/bench/hosts.py": (RESULT, {"row.failure", "row.firsts", "row.rounds"}),
+    "adapt/optimizer.py": ("a mark on the user's parameter", {"named[names[0]]._NOTED"}),
+    "cli/arguments.py": ("argparse makes the namespace", {"found.program"}),
+    "cli/bench.py": ("results are compared when printed", {"report.changes"}),
+    "cli/completion.py": ("argparse actions have no other way", {"added.choices", "added.complete"}),
+    "commands/bench/bench.py": ("results are filled as measured", {"row.trained", "row.training_failure"}),
+    "commands/bench/hosts.py": (
+        "results are filled as measured",
+        {"row.failure", "row.firsts", "row.rounds"},
+    ),
     "commands/bench/job.py": (
-        "the dataset of this copy of the task is made once, outside of what is measured",
+        "datasets are made before measuring",
         {"task.eval_datasets", "task.train_dataset"},
     ),
-    "commands/bench/warm_mode.py": (RESULT, {"row.failure", "row.firsts"}),
-    "commands/doctor/doctor.py": (
-        "the launcher of a config gets the project of the command line",
-        {"launcher.project"},
-    ),
-    "commands/verify/cut.py": (FOREIGN, {"probed.model.get_submodule(owner).training"}),
+    "commands/bench/warm_mode.py": ("results are filled as measured", {"row.failure", "row.firsts"}),
+    "commands/doctor/doctor.py": ("a config's launcher sends no sources", {"launcher.project"}),
+    "commands/verify/cut.py": ("the mode of a user's module", {"probed.model.get_submodule(owner).training"}),
     "commands/verify/foreign/on_path/lanewise_observer/hooks.py": (
-        "watches a program of others from within",
+        "observes a program from within",
         {
             "functional.batch_norm",
             "functional.name",
@@ -52,7 +50,7 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         },
     ),
     "commands/verify/foreign/on_path/lanewise_observer/observer.py": (
-        "watches a program of others from within",
+        "observes a program from within",
         {
             "held.is_ended",
             "held.num_taken",
@@ -63,11 +61,11 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         },
     ),
     "commands/verify/foreign/on_path/sitecustomize.py": (
-        "watches a program of others from within",
+        "observes a program from within",
         {"loader.exec_module"},
     ),
     "commands/verify/job.py": (
-        RESULT,
+        "partial results survive an error",
         {
             "result.close",
             "result.cut",
@@ -78,70 +76,63 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
             "result.updates",
         },
     ),
-    "commands/verify/metric.py": (RESULT, {"found.of_means", "found.of_micro_batches"}),
-    "commands/verify/operators.py": (FOREIGN, {"switches.fill_uninitialized_memory"}),
-    "commands/verify/verify.py": (RESULT, {"layout.resumed"}),
-    "config/strict_yaml.py": (FOREIGN, {"_Loader.yaml_implicit_resolvers"}),
-    "data/block_reader.py": ("how far a block was read, beside the block", {"kept.rows_left"}),
-    "data/mixed_stream.py": (
-        "which part of a mixture has ended, which only the mixture knows",
-        {"other.is_over", "part.is_over"},
+    "commands/verify/metric.py": (
+        "findings are filled as probed",
+        {"found.of_means", "found.of_micro_batches"},
     ),
+    "commands/verify/operators.py": ("a switch of torch", {"switches.fill_uninitialized_memory"}),
+    "commands/verify/verify.py": ("a layout resumes after all ran", {"layout.resumed"}),
+    "config/strict_yaml.py": ("PyYAML's table of a class", {"_Loader.yaml_implicit_resolvers"}),
+    "data/block_reader.py": ("counts what a block has left", {"kept.rows_left"}),
+    "data/mixed_stream.py": ("the mixture ends its parts", {"other.is_over", "part.is_over"}),
     "data/stream_lanes.py": (
-        "what a DataLoader's sampler is asked for next",
+        "its helper's place, for each epoch",
         {"self._asked.ended", "self._asked.epoch", "self._asked.first_step"},
     ),
     "data/stream_loader.py": (
-        "a batch gets its place in the step when all lanes are known; a reader where a restored run goes on",
-        {"batch.data", "batch.turn", "batch.to_source", "self.reader.start"},
+        "known when all lanes are",
+        {"batch.data", "batch.to_source", "batch.turn", "self.reader.start"},
     ),
-    "data/stream_pass.py": ("a batch gets its place in the pass when the next one is known", {"batch.turn"}),
-    "data/workers.py": ("one flag of the run, which several may raise", {"length.is_asked"}),
+    "data/stream_pass.py": ("known with the next batch", {"batch.turn"}),
+    "data/workers.py": ("a flag that several may raise", {"length.is_asked"}),
     "engine/engine.py": (
-        "callbacks are known when `fit` is called, and the step of the best model to the engine alone",
+        "known in `fit`; the step of the best",
         {"self._saving.stop_reason", "self.evaluation.best_step"},
     ),
-    "engine/evaluation/eval_set.py": (
-        "a batch gets its place in the evaluation when the next one is known",
-        {"batch.data", "self.reader.fills_empty"},
-    ),
+    "engine/evaluation/eval_set.py": ("known with the next batch", {"batch.data"}),
     "engine/evaluation/evaluator.py": (
-        "the mode of the user's modules; and " + RESULT,
+        "modules' mode; sums over micro-batches",
         {"module.training", "of_lane.num_samples"},
     ),
-    "engine/observers.py": (FOREIGN, {"callback.logged_media"}),
-    "engine/step/message.py": (
-        "receive completes the totals that it has just made",
-        {"totals.joined", "totals.metrics"},
+    "engine/observers.py": ("a callback is the user's object", {"callback.logged_media"}),
+    "engine/step/message.py": ("`receive` completes what it made", {"totals.joined", "totals.metrics"}),
+    "engine/transforms/activation_checkpointing.py": ("a block's forward is wrapped", {"block.forward"}),
+    "engine/transforms/checkpointed.py": ("a block's forward is wrapped", {"module.forward.compares"}),
+    "engine/transforms/compile.py": ("a module's forward is compiled", {"module.forward"}),
+    "errors.py": ("Python's fields of an error", {"error.__cause__", "error.__traceback__"}),
+    "hugging_face/trainer.py": (
+        "the Trainer reads its own fields",
+        {"trainer.lr_scheduler", "trainer.optimizer"},
     ),
-    "engine/step/shared.py": (
-        "what a loss of all samples tells in a step, beside what each lane adds",
-        {"self._message.common_name", "self._message.find_not_finite"},
+    "hugging_face/weight.py": ("found by looking at samples", {"parts.counts", "parts.takes_count"}),
+    "lanes/progress.py": ("a flag that several may raise", {"self.length.is_asked"}),
+    "launch/agree.py": ("hosts answer after being reached", {"host.interfaces"}),
+    "lightning/module.py": ("Lightning reads its own fields", {"parts.metrics", "there.trainer"}),
+    "lightning/step.py": (
+        "Lightning reads its own fields",
+        {"made.forward", "made.log", "made.trainer", "metric.sync_on_compute"},
     ),
-    "engine/transforms/activation_checkpointing.py": (FOREIGN, {"block.forward"}),
-    "engine/transforms/checkpointed.py": (FOREIGN, {"module.forward.compares"}),
-    "engine/transforms/compile.py": (FOREIGN, {"module.forward"}),
-    "errors.py": (FOREIGN, {"error.__cause__", "error.__traceback__"}),
-    "hugging_face/trainer.py": (FOREIGN, {"trainer.lr_scheduler", "trainer.optimizer"}),
-    "hugging_face/weight.py": (RESULT, {"parts.counts", "parts.takes_count"}),
-    "lanes/progress.py": ("one flag of the run, which several may raise", {"self.length.is_asked"}),
-    "launch/agree.py": (RESULT, {"host.interfaces"}),
-    "lightning/module.py": (FOREIGN, {"parts.metrics", "there.trainer"}),
-    "lightning/step.py": (FOREIGN, {"made.forward", "made.log", "made.trainer", "metric.sync_on_compute"}),
-    "metrics/merge.py": (FOREIGN, {"metric._to_sync", "metric._update_count", "metric.state"}),
-    "processes/watch/meeting.py": (
-        "the meeting is what starts the channel",
-        {"channel.has_met", "channel.start"},
+    "metrics/merge.py": (
+        "torchmetrics has no other way",
+        {"metric._to_sync", "metric._update_count", "metric.state"},
     ),
-    "reduce/fsdp_group.py": (FOREIGN, {"group.post_backward"}),
-    "reduce/replicas.py": (FOREIGN, {"module.name", "own.data", "own.training"}),
-    "runs/checkpoint/saver.py": (FOREIGN, {"self.failure.__cause__"}),
-    "runs/loggers/progress.py": (FOREIGN, {"self._column.bar_width"}),
-    "runs/loggers/rank_log.py": (
-        "which rank shows a warning is known when all have told",
-        {"self._console.is_first"},
-    ),
-    "task.py": ("the arguments of a task, for the processes that build it again", {"task._init_arguments"}),
+    "processes/watch/meeting.py": ("the meeting starts the channel", {"channel.has_met", "channel.start"}),
+    "reduce/fsdp_group.py": ("FSDP calls its own field", {"group.post_backward"}),
+    "reduce/replicas.py": ("a copy's tensors and mode", {"module.name", "own.data", "own.training"}),
+    "runs/checkpoint/saver.py": ("Python's fields of an error", {"self.failure.__cause__"}),
+    "runs/loggers/progress.py": ("rich has no other way", {"self._column.bar_width"}),
+    "runs/loggers/rank_log.py": ("known when the processes met", {"self._console.is_first"}),
+    "task.py": ("a user's task may be frozen", {"task._init_arguments"}),
 }
 """Of each module: why, and what it sets."""
 

@@ -77,8 +77,8 @@ class IndexedSet:
 
         dealt = deal(map(requests, shares))
         pins = self.pin_memory and has_streams(device)
-        self.reader.fills_empty = fills_empty
-        return to_device(read_turns(self.reader, dealt, num_workers, pin_memory=pins), device)
+        reader = replace(self.reader, fills_empty=fills_empty)
+        return to_device(read_turns(reader, dealt, num_workers, pin_memory=pins), device)
 
 
 @final

@@ -118,9 +118,8 @@ class StepMessage:
         self._travels = self._world.world_size > 1 or self._world.device.type != "cpu"
         """If not, no tensor is made, whose overhead would show in a small step."""
         self._joining = joining
-        self.find_not_finite: Callable[[], list[int]] = list
-        """Returns the lanes of this process with outputs that are not finite, where one loss is of all."""
-        self.common_name = ""
+        self._find_not_finite: Callable[[], list[int]] = list
+        self._common_name = ""
         self._known_names = metric_names
         self._metric_names: tuple[str, ...] = ()
         """The names on which the processes agreed last: each step asks, until one has samples."""
@@ -146,6 +145,10 @@ class StepMessage:
         """What this process sends in the step besides its lanes, by the names of `StepTotals`."""
         self._are_all_missing = True
         self.scale = 1.0 if self.loss_scale is None else self.loss_scale.factor
+
+    def describe_common(self, name: str, find_not_finite: Callable[[], list[int]]) -> None:
+        """Say whose loss is of all samples, for errors; and which lanes have outputs that are not finite."""
+        self._common_name, self._find_not_finite = name, find_not_finite
 
     def agree_on_unit(self, weight: float, *, is_of_all: bool = False) -> None:
         """Fix the unit of the loss scale. Collective while it has none.
@@ -267,7 +270,7 @@ class StepMessage:
         tolerance = 0.0 if self._equality == "exact" else 1e-3
         if known and not math.isclose(min(known), max(known), rel_tol=tolerance):
             raise TaskError(
-                f"{self.common_name} differs between processes, which all get the samples of all lanes: "
+                f"{self._common_name} differs between processes, which all get the samples of all lanes: "
                 f"{known}. It must depend on nothing else: not on the rank, nor on random numbers of a "
                 "generator of its own, nor on what it kept of steps in which a process had no samples."
             )
@@ -290,7 +293,7 @@ class StepMessage:
             logger.warning("step %d: the global batch has weight 0, so nothing was updated", turn.step + 1)
         if math.isfinite(totals.loss_sum):
             return
-        own = self._samples, self.find_not_finite(), self._joining.mismatches
+        own = self._samples, self._find_not_finite(), self._joining.mismatches
         samples_of, not_finite, mismatches = zip(*self._world.all_gather_tree(own), strict=True)
         self._joining.refuse_mismatches(mismatches, turn.step)
         samples: Mapping[int, Sequence[int]] = ChainMap(*samples_of)

@@ -183,16 +183,17 @@ class SharedLoss(LaneLosses):
         """
         self._phases.begin(COMMUNICATION, turn.step)
         outputs = gather_outputs(local, turn.step, self._world, self._placement.most)
-        self._message.find_not_finite = lambda: [
-            of_lane.lane for of_lane in local if not all(map(_is_finite, tensors_in(of_lane.values)))
-        ]
+        self._message.describe_common(
+            self.loss.what,
+            lambda: [one.lane for one in local if not all(map(_is_finite, tensors_in(one.values)))],
+        )
         self._phases.begin(FORWARD, turn.step)
         with self._reducer.gathered(self._reducer.model):
             return self._share_rows(outputs, turn) if self.loss.by_rows else self._share_whole(outputs, turn)
 
     def _share_whole(self, outputs: BatchOutputs, turn: LaneTurn) -> dict[int, Share]:
         """Compute the loss on every process; the first lane tells it, and has the gradient of parameters."""
-        self._message.fields["common_loss"], self._message.common_name = [math.nan], self.loss.what
+        self._message.fields["common_loss"] = [math.nan]
         if not outputs.rows:
             self._message.agree_on_unit(0.0, is_of_all=True)
             return {}
