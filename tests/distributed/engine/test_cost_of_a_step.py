@@ -158,15 +158,15 @@ def meetings(world: World) -> int:
 @pytest.mark.parametrize(
     ("task", "world_size", "one_machine", "equality", "num_lanes", "most"),
     [
-        (Tiny, 1, True, "close", 1, (57, 39, 0, 0, 3864)),
-        (Tiny, 1, True, "close", 4, (126, 139, 0, 0, 15472)),
-        (Tiny, 1, True, "exact", 4, (141, 142, 0, 0, 15472)),
-        (Tiny, 2, True, "close", 4, (122, 108, 0, 1, 13396)),
-        (Tiny, 2, False, "exact", 4, (122, 102, 3, 0, 8308)),
-        (Normed, 1, True, "close", 4, (329, 253, 0, 0, 42772)),
+        (Tiny, 1, True, "close", 1, (54, 39, 0, 0, 3864)),
+        (Tiny, 1, True, "close", 4, (123, 139, 0, 0, 15472)),
+        (Tiny, 1, True, "exact", 4, (138, 142, 0, 0, 15472)),
+        (Tiny, 2, True, "close", 4, (121, 108, 0, 1, 13396)),
+        (Tiny, 2, False, "exact", 4, (121, 102, 3, 0, 8308)),
+        (Normed, 1, True, "close", 4, (326, 253, 0, 0, 42772)),
         *slow(
-            (Tiny, 2, True, "exact", 4, (141, 121, 0, 1, 13396)),
-            (Tiny, 2, False, "close", 4, (103, 90, 2, 0, 8308)),
+            (Tiny, 2, True, "exact", 4, (140, 121, 0, 1, 13396)),
+            (Tiny, 2, False, "close", 4, (102, 90, 2, 0, 8308)),
             (Normed, 2, True, "close", 4, (262, 227, 0, 2, 35220)),
         ),
     ],
@@ -180,5 +180,5 @@ def test_a_step_costs_no_more_than_before(task, world_size, one_machine, equalit
 def test_who_reads_a_step_reads_no_more_files_than_before():
     """It was 74 functions in 24 files. Lower the numbers with what becomes plainer."""
     ((num_functions, num_files),) = run_distributed(enter, 1)
-    assert num_functions <= 44
+    assert num_functions <= 43
     assert num_files <= 15

@@ -80,8 +80,8 @@ class StepTotals:
     @classmethod
     def of(cls, lanes: Sequence[LaneRow], others: Mapping[str, Iterable[Any]]) -> Self:
         """Merge each field of what the processes sent, by rank."""
-        rules = {name: cls.__dataclass_fields__[name].metadata["merge"] for name in others}
-        return cls(lanes, **{name: rules[name](of_ranks) for name, of_ranks in others.items()})
+        declared = cls.__dataclass_fields__
+        return cls(lanes, **{name: declared[name].metadata["merge"](sent) for name, sent in others.items()})
 
     @property
     def loss(self) -> float:

@@ -53,11 +53,14 @@ class Pass:
     """
 
     reducer: Reducer
+    """Has the model, runs the lanes on it, and sums their gradients over all processes in `finish`."""
     spread: Spread
     buffers: LaneBuffers
     """The message tells which of them lanes changed; their values travel in `merge`."""
     phases: Phases
+    """Measures how long each takes, and tells the heartbeat."""
     message: StepMessage
+    """Carries each lane's loss and weight to all processes; `receive` adds them up."""
     rules: Sequence[Callable[[LaneTurn], None]]
     """Each is called with this process's first turn of a step, and may raise TaskError; see `build_pass`."""
     looks: list[Look]
@@ -65,7 +68,7 @@ class Pass:
     attributes: Attributes
     """The one of them that begins anew after each checkpoint."""
     log: LogInterval | None
-    """Which steps are logged; None: none is."""
+    """Which steps are logged, by their number, or as the last one of a stream; None: none is."""
     vote: Callable[[], Votes]
     """What this process wants after a step."""
 
@@ -141,8 +144,8 @@ class Pass:
             if turn.is_last:
                 self._last_turn = turn
                 self._is_due = self.log is not None and self.log.is_due(turn.step)
-                is_timed = self._is_due and self.spread.world.world_size > 1
-                seconds = [self.phases.computed_seconds()] if is_timed else ()
+                is_compared = self._is_due and self.spread.world.world_size > 1  # to find the slowest rank
+                seconds = [self.phases.computed_seconds()] if is_compared else ()  # of earlier steps
                 votes, changes = self.vote(), self.buffers.changes
                 self.message.send(batch, votes=votes, buffer_changes=changes, computed_seconds=seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
@@ -159,7 +162,7 @@ class Pass:
             self.phases.begin(COMMUNICATION, turn.step)
         totals = self.message.receive()
         is_logged = self._is_due
-        if totals.to_source and self.log is not None:  # of a stream, which knows now whether it goes on
+        if totals.to_source and self.log is not None:  # `receive` gave it to the stream, which knows its end
             is_logged |= self.log.is_over()
         # In a step of a single lane `LaneLoss.root` has divided by the weight, which spares a division here.
         self.reducer.finish(self.message.scale * (1.0 if len(turn.present) == 1 else totals.weight))
@@ -214,9 +217,13 @@ class TrainStep:
 
     pass_: Pass
     losses: LaneLosses
+    """Runs forward and loss of each lane, when it is asked for the next one."""
     runner: LaneRunner
+    """Has the seed of the update, and the name of the loss."""
     training: Training
+    """The optimizer, and all that changes weights after it."""
     metrics: StepMetrics
+    """Adds the steps up to those that are logged."""
 
     def run(self, step: int, batches: Iterator[LaneBatch]) -> StepReport:
         """Take a step. Collective: every rank must call this, with the batches of its own lanes."""
