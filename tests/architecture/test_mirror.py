@@ -8,13 +8,13 @@ SRC = ROOT / "src" / "lanewise"
 UNIT = ROOT / "tests" / "unit"
 WITHOUT_A_TEST = {
     ".": "task",
-    "cli": "audit completion evaluate init report result runs schema train verify",
+    "cli": "audit completion evaluate init replay report result runs schema train verify",
     "commands/bench": "hosts job warm_mode",
     "commands/diff": "diff traced",
     "commands/doctor": "doctor doctor_report",
     "commands/jobs": "outcome refused_exit train",
     "commands/plan": "memory model",
-    "commands/replay": "replay",
+    "commands/replay": "api lane replay sources",
     "commands/verify": "bound evidence interaction job lane_record metric read update",
     "commands/verify/diagnoses": "forward micro_batch samples saved_state unexplained weights",
     "commands/verify/foreign": "verify_program",

@@ -1,7 +1,9 @@
 """`lanewise replay RUN --step S`."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_path
 from lanewise.cli.evaluate import TRUST
@@ -9,6 +11,10 @@ from lanewise.cli.result import JSON, STDOUT, exit_as_diff, write_json
 from lanewise.config import pin_environment
 from lanewise.errors import ConfigError, plain_lines
 from lanewise.processes.world.environment import require_no_world
+from lanewise.runs.file import writing
+
+if TYPE_CHECKING:
+    from lanewise.commands.replay.plan import ReplayPlan
 
 
 def _read_number(text: str) -> int:
@@ -35,9 +41,7 @@ _SAVE_BATCH = Argument[Path | None](
 )
 _PDB = flag("--pdb", "stops before the lane's forward, with Python's debugger")
 _ALLOW = Argument[tuple[str, ...]](
-    "--allow",
-    "with exact: torch, the processor or the GPU may differ from the run's, and with them rounding",
-    *("exact", _read_exact, ()),
+    "--allow", "torch, processor or GPU may differ from the run's, and rounding", "exact", _read_exact, ()
 )
 
 
@@ -45,30 +49,54 @@ def replay(arguments: Arguments) -> int:
     """Take a step, a lane or some steps again; the exit codes are those of diff."""
     require_no_world("replay starts its own processes")
     step, lane, count = (arguments[name] for name in (_STEP, _LANE, _RANDOM))
-    if arguments[_PDB]:
-        pin_environment(1, "exact")  # this process computes
     if (step is None) == (count is None) or (lane is not None and step is None):
         raise ConfigError("replay takes --step N, with --lane N or without, or --random N. Give one of them.")
-    from lanewise.commands.replay.audit import audit
+    if arguments[_PDB]:
+        pin_environment(1, "exact")  # this process computes
     from lanewise.commands.replay.plan import plan_replay
-    from lanewise.commands.replay.report import find_lane, find_step
+    from lanewise.commands.replay.report import audit, replay_steps
 
-    run_dir, json_file = arguments[_RUN], arguments[JSON]
+    run_dir, overrides, json_file = arguments[_RUN], arguments.overrides, arguments[JSON]
     given: Any = {"trust": arguments[TRUST], "allow": arguments[_ALLOW]}
     with exit_as_diff():
         if step is None:
-            found = audit(run_dir, count or 0, arguments[_SEED], arguments.overrides, **given)
-        else:
-            plan = plan_replay(run_dir, step, arguments.overrides, **given)
-            if json_file != STDOUT:
-                print(plan.describe(), flush=True)
-            given = {"batch_file": arguments[_SAVE_BATCH], "debugs": arguments[_PDB]}
-            found = find_step(plan) if lane is None else find_lane(plan, lane, **given)
-    if json_file is not None:
-        write_json(json_file, found.tree)
-    if json_file != STDOUT:
-        print(*map(plain_lines, found.lines), sep="\n")
+            audited = audit(run_dir, count or 0, arguments[_SEED], overrides, **given)
+            _show(audited.lines(), asdict(audited), json_file)
+            return max(one.code for one in audited.compared)
+        plan = plan_replay(run_dir, step, overrides, **given)
+        if json_file != STDOUT:
+            print(plan.describe(), flush=True)
+        if lane is not None:
+            return _replay_lane(plan, lane, arguments)
+        (found,) = replay_steps(plan, [step])
+    _show(found.shown(), asdict(found), json_file)
     return found.code
+
+
+def _replay_lane(plan: "ReplayPlan", lane: int, arguments: Arguments) -> int:
+    """Run a lane of the last step of a plan again, and show it."""
+    from lanewise.commands.jobs.start import start
+    from lanewise.commands.replay.lane import LaneJob
+    from lanewise.commands.replay.report import lane_lines
+    from lanewise.processes.device.nested import plain
+    from lanewise.processes.world.tree_message import dump_tree
+
+    batch_file, debugs = arguments[_SAVE_BATCH], arguments[_PDB]
+    with LaneJob.of(plan, lane=lane, keeps=batch_file is not None, debugs=debugs) as job:
+        found = start(job, is_fresh=not debugs)
+    if batch_file is not None:
+        with writing(batch_file):
+            batch_file.write_bytes(dump_tree(plain(found.pop("tensors")["batch"])))
+    _show(lane_lines(found), {"step": plan.step, "lane": lane, **found}, arguments[JSON])
+    return 0
+
+
+def _show(lines: Iterable[str], tree: Mapping[str, Any], json_file: Path | None) -> None:
+    """Print what was found, and write it to a file if there is one."""
+    if json_file is not None:
+        write_json(json_file, tree)
+    if json_file != STDOUT:
+        print(*map(plain_lines, lines), sep="\n")
 
 
 COMMAND = Command(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lanewise.cli.arguments import Argument, read_path
-from lanewise.errors import LanewiseError, plain_lines, wrapped
+from lanewise.errors import LanewiseError, LaunchError, plain_lines, wrapped
 from lanewise.runs.file import writing
 
 if TYPE_CHECKING:
@@ -76,12 +76,11 @@ def print_table(table: "RenderableType") -> None:
 
 @contextmanager
 def exit_as_diff() -> Iterator[None]:
-    """Give errors of the block the exit code 2, where 1 says that something differs."""
+    """Let errors of the block exit with 2, as those of diff do, where 1 says that something differs."""
     try:
         yield
     except LanewiseError as error:
-        error.exit_code = 2
-        raise
+        raise error if error.exit_code == 2 else LaunchError(str(error), 2) from error
 
 
 @contextmanager

@@ -144,7 +144,7 @@ def train(
             f"allow lists what may differ, out of {', '.join(MAY_DIFFER)}: got {', '.join(unknown)}."
         )
     job = TrainJob(config, task, tuple(callbacks), resume, allow, overwrite)
-    result = _start(job)
+    result = start_fresh(job)
     return TrainResult(**{**result, "run_dir": Path(result["run_dir"]), "task": task})
 
 
@@ -270,10 +270,10 @@ def _run_model(run_or_model: str | Path, devices: int | Sequence[int | str] | No
     if job.task is None and is_of_script(job.config.task):  # which a worker must not import
         check_classes(job.config, untrusted=job.untrusted)
         job = replace(job, task=build("task", job.config.task))
-    return _start(job)
+    return start_fresh(job)
 
 
-def _start(job: Job) -> Any:
+def start_fresh(job: Job) -> Any:
     """Run a job in fresh processes, and raise the error of the first that fails as that process did."""
     try:
         return start(job, is_fresh=True)

@@ -1,17 +1,15 @@
 """Runs one lane of a step of a run again, alone where its loss is its own."""
 
-import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pdb import Pdb
-from typing import Any
+from typing import Any, final
 
 import torch
 
-from lanewise.commands.replay.replay import Replay, ReplayJob
+from lanewise.commands.replay.replay import PlannedJob, Replay
 from lanewise.data import LaneBatch, LaneReader
 from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.run.run import Run
@@ -25,134 +23,98 @@ from lanewise.processes.world.digests import digests_of
 from lanewise.processes.world.world import World
 
 
-@dataclass(frozen=True)
-class ReplayedLane:
-    """What a lane gave when it was run again."""
-
-    step: int
-    """From 1."""
-    lane: int
-    samples: Sequence[int]
-    """Dataset indices; of a stream the numbers of the samples."""
-    loss: float
-    """Mean over its units; NaN of a lane that does not tell the loss of all lanes."""
-    weight: float
-    scale: float
-    """The loss scale, by which the gradients are multiplied."""
-    digests: Mapping[str, str]
-    """Of the gradient of each parameter that the lane reaches, as it enters the tree."""
-    norms: Mapping[str, float]
-    """L2 norms of these gradients."""
-    of_samples: Sequence[tuple[int, float]]
-    """Each sample and its loss alone: another computation than the lane's."""
-    why_none: str = ""
-    """Why no sample can be computed alone."""
-    tensors: Mapping[str, Any] = field(default_factory=dict)
-    """`model`, `batch`, `outputs` and `gradients`, where they were asked for."""
-
-
+@final
 @dataclass(frozen=True, kw_only=True)
-class LaneJob(ReplayJob):
-    """Takes the steps before the plan's last one again, then a lane of that; returns a `ReplayedLane`."""
+class LaneJob(PlannedJob):
+    """Takes the steps before the plan's last one again, then a lane of that; returns a mapping.
+
+    `samples`: dataset indices, of a stream their numbers. `loss`: the mean over its units, NaN where another
+    lane tells the loss of all; `weight`. `digests` and `norms` of the gradient of each parameter that it
+    reaches, as it enters the tree: multiplied by `scale`, the loss scale. `alone`: each sample with its loss
+    alone, which is another computation; empty, and `why_none`, where that cannot be.
+
+    With `keeps` also `tensors`: the `model`'s state, the `batch`, the `outputs` and the `gradients`.
+    """
 
     lane: int
     keeps: bool = False
-    """Whether the result has `tensors`."""
     debugs: bool = False
     """Whether a debugger stops before the lane's forward."""
 
-    def run(self, world: World) -> Any:
-        logging.getLogger().setLevel(logging.ERROR)
-        with closing(Replay(self.plan, world, self.folder)) as replay:
-            while replay.num_taken < self.plan.step - 1:
-                replay.take()
-            found = replay_lane(replay, self.lane, keeps=self.keeps, debugs=self.debugs)
-            if world.world_size > 1:  # one process has it
-                told = world.all_gather_tree(None if found is None else vars(found))
-                found = next(ReplayedLane(**of_rank) for of_rank in told if of_rank is not None)
-            return found
+    def follow(self, replay: Replay, world: World) -> Any:
+        while replay.num_taken < self.plan.step - 1:
+            replay.take()
+        replay.enter()
+        found = self._run_lane(replay)
+        return next(filter(None, world.all_gather_tree(found))) if world.world_size > 1 else found
+
+    def _run_lane(self, replay: Replay) -> dict[str, Any] | None:
+        """Run the lane; None on the processes that do not carry it. Collective."""
+        run, pass_, step, lane = replay.engine.run, replay.engine.step.pass_, replay.num_taken, self.lane
+        if run.reducer.forward_is_collective:
+            raise ConfigError("under fsdp no lane runs alone. Leave distributed.reducer out.")
+        runner, model = run.training.runner, run.reducer.model
+        kept = StepBatches(iter(to_device(replay.batches, run.world.device)))
+        pass_.begin(step)
+        if lane not in (present := kept.turn.present):
+            raise ConfigError(
+                f"lane {lane} has no samples in step {step + 1}. Name one of {', '.join(map(str, present))}."
+            )
+        batch = next((batch for batch in kept if batch.turn.lane == lane), None)
+        tensors: dict[str, Any] = {}
+        if batch is not None and self.debugs:
+            with kept_buffers([model]), runner.precision.forward():
+                set_random_state(lane_seed(runner.seed, step, lane))
+                Pdb().runcall(runner.task.forward, model, copied(batch.data))
+        if batch is not None and self.keeps:
+            tensors = {"model": copied(model.state_dict()), "batch": copied(batch.data)}
+            with kept_buffers([model]):
+                tensors["outputs"] = runner.lane(batch).forward(model, copied(batch.data))
+        found: dict[str, Any] | None = None
+        for turn, loss in _losses(replay, kept, lane):
+            if turn.lane == lane and batch is not None:
+                gradients = _gradients(model, *loss.root(turn, pass_.message.scale))
+                found = {"samples": list(batch.indices), "loss": _mean(loss), "weight": loss.weight}
+        if found is None or batch is None:
+            return None
+        found |= {"scale": pass_.message.scale, "digests": digests_of(gradients)}
+        found["norms"] = {name: float(torch.linalg.vector_norm(one)) for name, one in gradients.items()}
+        found["alone"], found["why_none"] = _samples_alone(run, batch)
+        if self.keeps:
+            found["tensors"] = map_leaves(torch.Tensor.detach, tensors) | {"gradients": gradients}
+        return found
 
 
-def replay_lane(
-    replay: Replay, lane: int, *, keeps: bool = False, debugs: bool = False
-) -> ReplayedLane | None:
-    """Run a lane of the next step; None on the processes that do not carry it. Collective.
-
-    Raises:
-        ConfigError: if the lane has no samples in the step, or forwards are collective.
-    """
-    replay.enter()
-    run, pass_, step = replay.engine.run, replay.engine.step.pass_, replay.num_taken
-    if run.reducer.forward_is_collective:
-        raise ConfigError(
-            "a lane cannot run alone under fsdp. Leave distributed.reducer out: the bytes are equal."
-        )
-    runner, model, message = run.training.runner, run.reducer.model, pass_.message
-    kept = StepBatches(iter(to_device(replay.batches, run.world.device)))
-    pass_.begin(step)
-    if lane not in kept.turn.present:
-        lanes = ", ".join(map(str, kept.turn.present))
-        raise ConfigError(f"lane {lane} has no samples in step {step + 1}. Name one of the lanes {lanes}.")
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()} if keeps else {}
-    batch = next((batch for batch in kept if batch.turn.lane == lane), None)
-    tensors: dict[str, Any] = {}
-    if batch is not None and debugs:
-        with kept_buffers([model]), runner.precision.forward():
-            set_random_state(lane_seed(runner.seed, step, lane))
-            Pdb().runcall(runner.task.forward, model, copied(batch.data))
-    if batch is not None and keeps:
-        with kept_buffers([model]):
-            outputs = runner.lane(batch).forward(model, copied(batch.data))
-        tensors = {"model": state, "batch": copied(batch.data), "outputs": outputs}
-    found: LaneLoss | None = None
-    gradients: dict[str, torch.Tensor] = {}
-    for turn, loss in _losses(replay, kept, lane):
-        if turn.lane == lane:
-            found, (root, factor) = loss, loss.root(turn, message.scale)
-            trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-            made: Sequence[Any] = [None] * len(trained)
-            if root is not None:
-                made = torch.autograd.grad(root, [*trained.values()], factor, allow_unused=True)
-            gradients = {name: one for name, one in zip(trained, made, strict=True) if one is not None}
-    if batch is None or found is None:
-        return None
-    of_samples, why_none = _samples_alone(run, batch)
-    return ReplayedLane(
-        step=step + 1,
-        lane=lane,
-        samples=batch.indices,
-        loss=found.sum.item() / found.weight if found.sum is not None and found.weight else math.nan,
-        weight=found.weight,
-        scale=message.scale,
-        digests=digests_of(gradients),
-        norms={name: float(torch.linalg.vector_norm(one)) for name, one in gradients.items()},
-        of_samples=of_samples,
-        why_none=why_none,
-        tensors={**map_leaves(torch.Tensor.detach, tensors), "gradients": gradients} if keeps else {},
-    )
+def _gradients(model: torch.nn.Module, root: Any, factor: Any) -> dict[str, torch.Tensor]:
+    """Return what a backward adds to the gradient of each parameter that it reaches."""
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    made: Sequence[Any] = [None] * len(trained)
+    if root is not None:
+        made = torch.autograd.grad(root, [*trained.values()], factor, allow_unused=True)
+    return {name: one for name, one in zip(trained, made, strict=True) if one is not None}
 
 
 def _losses(replay: Replay, kept: StepBatches, lane: int) -> Iterator[tuple[LaneTurn, LaneLoss]]:
     """Yield the loss of a lane, if this process has it, and of others that it depends on. Collective."""
     step, runner, model = replay.engine.step, replay.engine.training.runner, replay.engine.reducer.model
-    message, rank = step.pass_.message, replay.engine.run.world.rank
-    if runner.loss_method != "loss" or runner.has_several_losses:
-        for work, returned in step.losses.of(iter(kept)):  # with all forwards, and their exchange
-            batch = work.batch
-            loss = (
-                returned if isinstance(returned, LaneLoss) else LaneLoss.of(returned, batch.num_samples, "")
-            )
-            message.add(batch, loss)
-            yield batch.turn, loss
+    message, scale = step.pass_.message, step.pass_.message.loss_scale
+    needs_unit = scale is not None and not scale.has_unit  # of the loss scale, which another lane gives
+    if runner.loss_method == "loss" and not runner.has_several_losses and not needs_unit:
+        for batch in kept.copies():
+            if batch.turn.lane == lane:
+                with kept_buffers([model]):
+                    yield batch.turn, runner.lane(batch).run(model)
         return
-    if message.loss_scale is not None and not message.loss_scale.has_unit:
-        with kept_buffers([model]):  # the first lane of rank 0 gives it
-            weight = 0.0 if rank else runner.lane(next(kept.copies())).run(model).weight
-            message.agree_on_unit(weight)
-    for batch in kept.copies():
-        if batch.turn.lane == lane:
-            with kept_buffers([model]):
-                yield batch.turn, runner.lane(batch).run(model)
+    for work, returned in step.losses.of(iter(kept)):  # with all forwards, and their exchange
+        batch, loss = work.batch, returned
+        if not isinstance(loss, LaneLoss):
+            loss = LaneLoss.of(returned, batch.num_samples, runner.what)
+        message.add(batch, loss)
+        yield batch.turn, loss
+
+
+def _mean(loss: LaneLoss) -> float:
+    return loss.sum.item() / loss.weight if loss.sum is not None and loss.weight else math.nan
 
 
 def _samples_alone(run: Run, batch: LaneBatch) -> tuple[list[tuple[int, float]], str]:
@@ -161,9 +123,7 @@ def _samples_alone(run: Run, batch: LaneBatch) -> tuple[list[tuple[int, float]],
     try:
         for one in to_device(_cut(run, batch), run.world.device):
             with kept_buffers([model]):
-                loss = runner.lane(one).run(model)
-            if loss.sum is not None and loss.weight:
-                found.append((one.indices[0], loss.sum.item() / loss.weight))
+                found.append((one.indices[0], _mean(runner.lane(one).run(model))))
     except Exception as error:  # noqa: BLE001 - code of the user's, for a batch that it may not be made for
         return [], str(error).splitlines()[0]
     return found, "" if found else "the samples of this stream are no rows of tensors"
@@ -173,8 +133,7 @@ def _cut(run: Run, batch: LaneBatch) -> Iterator[LaneBatch]:
     """Yield a batch for each sample: read again by its index; of a stream the rows of its tensors."""
     reader, count = run.loader.reader, batch.num_samples
     if isinstance(reader, LaneReader):
-        for index in batch.indices:
-            yield reader[batch.turn, (index,)]
+        yield from (reader[batch.turn, (index,)] for index in batch.indices)
     elif all(tensor.shape[:1] == (count,) for tensor in tensors_in(batch.data)):
         for row, number in enumerate(batch.indices):
             data = map_leaves(itemgetter(slice(row, row + 1)), batch.data)

@@ -62,10 +62,8 @@ class ReplayPlan:
     """How many steps the run had taken at the checkpoint; 0: it begins anew, from its seed."""
     segments: Sequence[Segment]
     """The starts since then; most often one."""
-    versions: Mapping[str, str]
-    """What the start of that step noted of versions and devices."""
-    sources: Mapping[str, str]
-    """The SHA-256 of the user's modules in that start, by their names."""
+    start: Mapping[str, Any]
+    """What run.jsonl has of the start that took the step."""
     written: Written
     """What the run wrote of the steps after the checkpoint."""
     allow: tuple[str, ...] = ()
@@ -116,10 +114,10 @@ def plan_replay(
         ConfigError: if the configuration has a mistake.
     """
     folder = RunDir(run_dir)
-    starts = [line for line in JsonLinesReader(folder.record) if line.get("event") == "start"]
-    if not starts or step < 1:
+    starts = [line for line in JsonLinesReader(folder.record) if _is_start(line)]
+    if step < 1 or not any(start["first_step"] == 1 for start in starts):
         what = f"step {step} is none: they count from 1" if starts else f"{run_dir} holds no run"
-        raise CheckpointError(f"{what}. Name a run_dir, which has a run.jsonl, and a step of the run.")
+        raise CheckpointError(f"{what}. Name a run_dir, whose run.jsonl is whole, and a step of the run.")
     chain = [_start_before(starts, step + 1)]
     last_step = chain[0].get("last_step")
     if last_step is not None and step > last_step:
@@ -142,19 +140,8 @@ def plan_replay(
             segments[-1] = replace(segments[-1], last_step=last)
         else:
             segments.append(Segment(config, may_differ, last))
-    return ReplayPlan(
-        folder,
-        step,
-        num_taken,
-        segments,
-        chain[-1].get("versions", {}),
-        chain[-1].get("sources", {}),
-        read_written(folder, num_taken, step),
-        tuple(allow),
-        task,
-        untrusted,
-        trust,
-    )
+    written, given = read_written(folder, num_taken, step), (tuple(allow), task, untrusted, trust)
+    return ReplayPlan(folder, step, num_taken, segments, chain[-1], written, *given)
 
 
 def read_written(run_dir: RunDir, after: int, up_to: int | None = None) -> Written:
@@ -181,15 +168,18 @@ def read_written(run_dir: RunDir, after: int, up_to: int | None = None) -> Writt
     return written
 
 
+def _is_start(line: Mapping[str, Any]) -> bool:
+    """Tell whether a line of run.jsonl is a whole one of a start."""
+    is_whole = isinstance(line.get("config"), dict) and {"distributed", "train"} <= line["config"].keys()
+    return line.get("event") == "start" and type(line.get("first_step")) is int and is_whole
+
+
 def _start_before(starts: Sequence[Mapping[str, Any]], step: int) -> Mapping[str, Any]:
     """Return the start that took the step before this one: the last that began before it.
 
     Lines of a step that a later start took again are gone; so is what an earlier one did there.
     """
-    begun = [start for start in starts if type(start.get("first_step")) is int and start["first_step"] < step]
-    if not begun:
-        raise CheckpointError(f"run.jsonl has no start that took step {step - 1}: it is damaged.")
-    return begun[-1]
+    return [start for start in starts if start["first_step"] < step][-1]
 
 
 def _newest_good(run_dir: RunDir, up_to: int) -> int:
@@ -206,9 +196,7 @@ def _config_of(start: Mapping[str, Any], run_dir: RunDir, overrides: Sequence[Ov
     """Return the configuration of a start, for one process of this machine unless overrides say otherwise."""
     # JSON has no infinity, so the record has its name.
     text = re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(start.get("config")))
-    tree: dict[str, Any] = json.loads(text) or {}
-    if not tree.keys() >= {"distributed", "train"}:
-        raise CheckpointError(f"{run_dir.record} has no configuration of the start: it is damaged.")
+    tree: dict[str, Any] = json.loads(text)
     section = {key: value for key, value in tree["distributed"].items() if key in _KEPT}
     if "gpu" not in start.get("versions", {}):
         section["device_type"] = "cpu"

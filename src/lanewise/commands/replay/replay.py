@@ -1,6 +1,7 @@
 """Takes steps of a run again, in processes of their own, without writing to the run."""
 
 import logging
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ class Replay:
 
     def _require_pins(self) -> None:
         """Compare what equal bytes depend on besides the configuration, as a resume does."""
-        now, there = exact_pins(self._world.device), self.plan.versions
+        now, there = exact_pins(self._world.device), self.plan.start.get("versions", {})
         names = sorted({"torch", "cpu_capability", "gpu", "tf32"} & (now.keys() | there.keys()))
         told = [f"{name} was {there.get(name)}, and is {now.get(name)} here" for name in names]
         told = [text for name, text in zip(names, told, strict=True) if there.get(name) != now.get(name)]
@@ -150,6 +151,32 @@ class Replay:
         return {name: value for name, value in columns.items() if name.startswith(("train/", "gradients/"))}
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedJob(Job):
+    """Does something on the way to the step of a plan, in processes of its own."""
+
+    plan: ReplayPlan
+    folder: Path
+    """A temporary one."""
+
+    @classmethod
+    @contextmanager
+    def of(cls, plan: ReplayPlan, **given: Any) -> Iterator[Self]:
+        """Make the job of a plan, with a temporary folder that is removed at the end of the block."""
+        with scratch_folder() as folder:
+            config = with_sources(plan, folder / "sources")
+            yield cls(config, plan.task, untrusted=plan.untrusted, plan=plan, folder=folder, **given)
+
+    def run(self, world: World) -> Any:
+        logging.getLogger().setLevel(logging.ERROR)  # of what the run told already
+        with closing(Replay(self.plan, world, self.folder)) as replay:
+            return self.follow(replay, world)
+
+    @abstractmethod
+    def follow(self, replay: Replay, world: World) -> Any:
+        """Take its steps. Collective: every rank must call this. What rank 0 returns is the result."""
+
+
 @dataclass(frozen=True)
 class ReplayedStep:
     """What a step gave when it was taken again."""
@@ -166,33 +193,21 @@ class ReplayedStep:
     """Loss sum, weight and metrics of each lane."""
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
-class ReplayJob(Job):
+class ReplayJob(PlannedJob):
     """Takes the steps of a plan again; the result is a `ReplayedStep` for each of those that are observed."""
 
-    plan: ReplayPlan
-    folder: Path
-    """A temporary one."""
     observed: Collection[int]
     """Steps, from 1."""
 
-    @classmethod
-    @contextmanager
-    def of(cls, plan: ReplayPlan, **given: Any) -> Iterator[Self]:
-        """Make the job of a plan, with a temporary folder that is removed at the end of the block."""
-        with scratch_folder() as folder:
-            config = with_sources(plan, folder / "sources")
-            yield cls(config, plan.task, untrusted=plan.untrusted, plan=plan, folder=folder, **given)
-
-    def run(self, world: World) -> Any:
-        logging.getLogger().setLevel(logging.ERROR)
+    def follow(self, replay: Replay, world: World) -> Any:
         steps: list[ReplayedStep] = []
-        with closing(Replay(self.plan, world, self.folder)) as replay:
-            while replay.num_taken < self.plan.step:
-                report = replay.take()
-                if (step := replay.num_taken) in self.observed:
-                    loss, weight = report.totals.loss, report.totals.weight
-                    columns, digests = replay.columns(report), replay.digests()
-                    lanes = {lane.lane: lane.numbers for lane in report.totals.lanes}
-                    steps.append(ReplayedStep(step, loss, weight, columns, digests, lanes))
+        while replay.num_taken < self.plan.step:
+            report = replay.take()
+            if (step := replay.num_taken) in self.observed:
+                loss, weight = report.totals.loss, report.totals.weight
+                lanes = {lane.lane: lane.numbers for lane in report.totals.lanes}
+                columns, digests = replay.columns(report), replay.digests()
+                steps.append(ReplayedStep(step, loss, weight, columns, digests, lanes))
         return steps

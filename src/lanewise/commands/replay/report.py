@@ -1,32 +1,21 @@
-"""Takes a step or a lane of a run again, and says how it compares with what the run wrote."""
+"""Compares steps that are taken again with what their run wrote, and audits a run by some of its steps."""
 
 import math
+import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lanewise.commands.jobs.start import start
-from lanewise.commands.replay.lane import LaneJob, ReplayedLane
-from lanewise.commands.replay.plan import ReplayPlan, Written
+from lanewise.commands.replay.plan import ReplayPlan, Written, plan_replay, read_written
 from lanewise.commands.replay.replay import ReplayedStep, ReplayJob
-from lanewise.processes.device.nested import plain
-from lanewise.processes.world.tree_message import dump_tree
-from lanewise.runs.file import writing
+from lanewise.config.load import Override
+from lanewise.errors import CheckpointError
+from lanewise.runs.dir import RunDir
 
 _MOST = 8
-"""Of tensors and samples that are listed."""
-EQUAL, DIFFERS, UNKNOWN = range(3)
-"""The exit codes, as those of diff."""
-
-
-class Found(NamedTuple):
-    """What a command shows."""
-
-    lines: Sequence[str]
-    tree: Mapping[str, Any]
-    """All of it, for JSON."""
-    code: int
 
 
 @dataclass(frozen=True)
@@ -38,30 +27,55 @@ class Compared:
     """How many digests and numbers the run wrote of it."""
     differing: Mapping[str, tuple[Any, Any]]
     """What the replay and the run have of each that differs."""
+    is_exact: bool = True
+    """Whether equal bytes are promised here."""
 
     @property
-    def is_equal(self) -> bool:
-        """Whether the run wrote something of it, and the same."""
-        return self.num_compared > 0 and not self.differing
+    def code(self) -> int:
+        """What diff exits with: 0 equal, 1 different; 2 where nothing tells, or rounding may differ."""
+        if not self.num_compared or (self.differing and not self.is_exact):
+            return 2
+        return 1 if self.differing else 0
+
+    def shown(self) -> list[str]:
+        """Say what the step gave, and how that compares."""
+        step = self.replayed
+        norm, rate = (step.columns[f"train/{name}"] for name in ("grad_norm", "learning_rate"))
+        head = f"loss {step.loss!r}, weight {step.weight!r}, gradient norm {norm!r}, learning rate {rate!r}"
+        digests = some(f"  {digest}  {name}" for name, digest in step.digests.items())
+        return [head, *digests, *self.lines()]
 
     def lines(self) -> list[str]:
-        """Say what was found."""
-        name, num_differing = f"step {self.replayed.step:,}", len(self.differing)
-        if not self.num_compared:
+        """Say how the step compares."""
+        name, count = f"step {self.replayed.step:,}", self.num_compared
+        if not count:
             return [f"{name}: the run wrote nothing of it (integrity.digest_every_steps, log.every_steps)"]
         if not self.differing:
-            return [f"{name}: as the run wrote it, in {self.num_compared} digests and numbers"]
-        told = (
-            f"  {name}: {mine}, and {theirs} in the run" for name, (mine, theirs) in self.differing.items()
-        )
-        return [f"{name}: {num_differing} of {self.num_compared} digests and numbers differ", *_some(told)]
+            return [f"{name}: as the run wrote it, in {count} digests and numbers"]
+        told = (f"  {one}: {mine}, and {theirs} in the run" for one, (mine, theirs) in self.differing.items())
+        why = "" if self.is_exact else " (rounding may differ: no verdict)"
+        return [f"{name}: {len(self.differing)} of {count} digests and numbers differ{why}", *some(told)]
 
 
-def _some(lines: Iterable[str]) -> list[str]:
+def some(lines: Iterable[str]) -> list[str]:
     """Return the first of some lines, and how many more there are."""
     shown = list(lines)
     rest = len(shown) - _MOST
     return [*shown[:_MOST], *[f"  and {rest} more, which --json has"] * (rest > 0)]
+
+
+def lane_lines(found: Mapping[str, Any]) -> list[str]:
+    """Show what a `LaneJob` found, of its samples the one with the largest loss first."""
+    why = f" (none: {found['why_none']})" if found["why_none"] else ""
+    norms, alone = found["norms"], sorted(found["alone"], key=lambda one: (not math.isnan(one[1]), -one[1]))
+    return [
+        f"samples {', '.join(map(str, found['samples']))}",
+        f"loss {found['loss']!r}, weight {found['weight']!r}, loss scale {found['scale']:g}",
+        f"its gradient, as it enters the sum: norm {math.hypot(*norms.values())!r}",
+        *some(f"  {digest}  {norms[name]:<11.6g} {name}" for name, digest in found["digests"].items()),
+        f"each sample alone, another computation than the lane's, the largest first{why}:",
+        *some(f"  loss {value:<11.6g} sample {sample}" for sample, value in alone),
+    ]
 
 
 def compare_step(replayed: ReplayedStep, written: Written) -> Compared:
@@ -70,59 +84,72 @@ def compare_step(replayed: ReplayedStep, written: Written) -> Compared:
     mine, line = {**replayed.digests, **finite}, written.lines.get(replayed.step, {})
     theirs = {name: value for name, value in line.items() if name.startswith(("train/", "gradients/"))}
     theirs |= written.digests.get(replayed.step, {})
-    differing = {
-        name: (mine.get(name, "none"), value)
-        for name, value in theirs.items()
-        if name not in mine or mine[name] != value
-    }
+    pairs = {name: (mine.get(name, "none"), value) for name, value in theirs.items()}
+    differing = {name: (now, then) for name, (now, then) in pairs.items() if now != then}
     return Compared(replayed, len(theirs), differing)
 
 
-def find_step(plan: ReplayPlan) -> Found:
-    """Take the last step of a plan again."""
-    with ReplayJob.of(plan, observed=[plan.step]) as job:
-        (step,) = start(job, is_fresh=True)
-    found = compare_step(step, plan.written)
-    norm, rate = (step.columns[f"train/{name}"] for name in ("grad_norm", "learning_rate"))
-    lines = [
-        f"loss {step.loss!r}, weight {step.weight!r}, gradient norm {norm!r}, learning rate {rate!r}",
-        *_some(f"  {digest}  {name}" for name, digest in step.digests.items()),
-        *found.lines(),
-    ]
-    code = EQUAL if found.is_equal else DIFFERS if found.differing else UNKNOWN
-    if code == DIFFERS and plan.config.distributed.equality == "close":
-        code = UNKNOWN
-        lines.append("no verdict: the run is in close, where other devices may round otherwise")
-    return Found(lines, asdict(found), code)
+def replay_steps(plan: ReplayPlan, steps: Sequence[int]) -> list[Compared]:
+    """Take the steps of a plan again, in fresh processes, and compare some of them."""
+    is_exact = plan.config.distributed.equality == "exact" and not plan.allow
+    with ReplayJob.of(plan, observed=steps) as job:
+        found = [compare_step(step, plan.written) for step in start(job, is_fresh=True)]
+    return [replace(one, is_exact=is_exact) for one in found]
 
 
-def find_lane(plan: ReplayPlan, lane: int, batch_file: Path | None = None, *, debugs: bool = False) -> Found:
-    """Run a lane of the last step of a plan again, and each of its samples.
+@dataclass(frozen=True)
+class Audit:
+    """Steps of a run that were drawn and compared, and what share of it was seen by that."""
+
+    seed: int
+    """Of the draw."""
+    compared: Sequence[Compared]
+    num_steps: int
+    """Of the run."""
+    num_seen: int
+    """Steps that were taken again, from the checkpoints to the steps that were drawn."""
+
+    def chance(self, num_wrong: int) -> float:
+        """Return with what probability so many wrong steps, wherever they are, would have been found."""
+        unseen = self.num_steps - self.num_seen
+        return 1 - math.comb(unseen, num_wrong) / math.comb(self.num_steps, num_wrong)
+
+    def lines(self) -> list[str]:
+        """Say what was found."""
+        told = [f"{self.chance(wrong):.1%} if {wrong}" for wrong in (1, 10, 100) if wrong <= self.num_steps]
+        seen = f"{self.num_seen:,} of the run's {self.num_steps:,} ({self.num_seen / self.num_steps:.1%})"
+        return [
+            *(line for one in self.compared for line in one.lines()),
+            f"drawn with seed {self.seed}: {len(self.compared)} steps. Taken again up to them: {seen}",
+            f"chance to find wrong steps of all, wherever they are: {', '.join(told)} of them are wrong",
+        ]
+
+
+def audit(run_dir: Path, count: int, seed: int, overrides: Sequence[Override], **given: Any) -> Audit:
+    """Draw steps of which the run wrote something, take each again from its checkpoint, and compare.
 
     Args:
-        plan: leads to the step.
-        lane: from 0.
-        batch_file: where its batch is written, as `dump_tree` does.
-        debugs: whether a debugger stops in its forward, in this process.
+        run_dir: of the run.
+        count: how many steps to draw.
+        seed: of the draw.
+        overrides: as for `plan_replay`.
+        given: likewise.
+
+    Raises:
+        CheckpointError: if the run wrote nothing that can be compared, or does not promise equal bytes.
     """
-    keeps = batch_file is not None
-    with LaneJob.of(plan, observed=(), lane=lane, keeps=keeps, debugs=debugs) as job:
-        found: ReplayedLane = start(job, is_fresh=not debugs)
-    if batch_file is not None:
-        with writing(batch_file):
-            batch_file.write_bytes(dump_tree(plain(found.tensors["batch"])))
-    scaled = "" if found.scale == 1 else f", times the loss scale {found.scale:g}"
-    lines = [
-        f"samples {', '.join(map(str, found.samples))}",
-        f"loss {found.loss!r}, weight {found.weight!r}",
-        f"its gradient as it enters the sum: norm {math.hypot(*found.norms.values())!r}{scaled}",
-        *_some(f"  {digest}  {found.norms[name]:<11.6g} {name}" for name, digest in found.digests.items()),
-    ]
-    if found.why_none:
-        lines.append(f"no sample can be computed alone: {found.why_none}")
-    else:
-        worst = max(found.of_samples, key=lambda one: math.inf if math.isnan(one[1]) else one[1])
-        lines += ["each sample alone, which is another computation than the lane's:"]
-        lines += _some(f"  loss {value:<11.6g} sample {sample}" for sample, value in found.of_samples)
-        lines += [f"the largest loss alone: sample {worst[0]}"]
-    return Found(lines, asdict(replace(found, tensors={})), EQUAL)
+    written = read_written(RunDir(run_dir), 0)
+    known = sorted({*written.digests, *written.lines})
+    drawn = sorted(random.Random(seed).sample(known, min(count, len(known))))
+    plans = [plan_replay(run_dir, step, overrides, **given) for step in drawn]
+    if not plans or any(plan.config.distributed.equality != "exact" for plan in plans):
+        raise CheckpointError(
+            f"{run_dir} has no steps to audit: it needs distributed.equality exact, and lines of metrics or "
+            "digests (integrity.digest_every_steps)."
+        )
+    compared, seen = list[Compared](), set[int]()
+    for num_taken, group in groupby(plans, key=lambda plan: plan.num_taken):
+        of_group = list(group)
+        seen |= set(range(num_taken, of_group[-1].step))
+        compared += replay_steps(of_group[-1], [plan.step for plan in of_group])
+    return Audit(seed, compared, max(known), len(seen))

@@ -24,7 +24,8 @@ def with_sources(plan: ReplayPlan, folder: Path) -> RunConfig:
     """
     config, kept = plan.config, dict[str, bytes]()
     script = config.task.class_path.rpartition(".")[0]
-    names = {script if name == "__main__" else name: digest for name, digest in plan.sources.items()}
+    noted = plan.start.get("sources", {}).items()
+    names = {script if name == "__main__" else name: digest for name, digest in noted}
     differing = [name for name, digest in names.items() if _present(name, config.search_path) != digest]
     if not differing:
         return config
