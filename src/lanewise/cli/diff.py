@@ -23,12 +23,10 @@ def diff(arguments: Arguments) -> int:
 COMMAND = Command(
     name="diff",
     text="""\
-Says where two runs part, and why. What they recorded tells what differs in configuration, sources, versions
-and data, from which step on lanes read other samples, and up to which step digests
-(integrity.digest_every_steps) and metrics are equal. In `exact`, each run is then replayed from the last
-equal digest, and the first step after which they differ is traced: to a lane, a parameter and an operator,
-or to a run that wrote something else than its replay gives. Nothing is written into the runs, which may
-continue meanwhile.
+Says where two runs part, and why: in configuration, sources, versions, data, the samples of their lanes, and
+what digests (integrity.digest_every_steps) and metrics tell. In `exact`, each run is then replayed from the
+last equal digest, and the first step after which they differ is traced: to a lane, a parameter and an
+operator, or to a run that wrote something else than its replay gives. Nothing is written into the runs.
 
 Exit codes are those of diff: 0 the same, 1 different, 2 trouble.""",
     run=diff,

@@ -14,6 +14,7 @@ from lanewise.commands.diff.recorded import Parting, Record, Setting, compare, d
 from lanewise.commands.diff.traced import Cause, DiffJob, cause_of_record, causes_in
 from lanewise.commands.jobs.start import start
 from lanewise.commands.replay.plan import plan_replay
+from lanewise.commands.replay.replay import ReplayJob
 from lanewise.commands.replay.report import compare_step
 from lanewise.errors import LanewiseError, RunDirError, printable, text_of
 
@@ -103,10 +104,12 @@ def diff(
         show(f"replaying {plan.describe()}")
         path = [*sys.path]
         try:
-            with DiffJob.of(plan, observed=observed, lane=lane) as job:
-                return start(job, is_fresh=True)
+            with ReplayJob.of(plan, observed=observed) as job:
+                of_run = DiffJob(job.config, job.task, untrusted=job.untrusted, replay=job, lane=lane)
+                given = start(of_run, is_fresh=True)
         finally:
             sys.path[:] = path  # else the other run could find modules of this one
+        return {one.step: compare_step(one, plan.written) for one in given} if observed else given
 
     try:
         causes = list(_causes(records, digests.first_unequal or unequal[0], take))
@@ -127,15 +130,15 @@ def _sources(records: Sequence[Record], settings: Sequence[Setting]) -> Iterator
 
 def _causes(records: Sequence[Record], last: int, take: Callable[..., Any]) -> Iterator[Cause]:
     """Yield why two runs part in a step up to the last one; nothing where no replay shows it."""
-    a, b = ({one.step: one for one in take(record, last, range(1, last + 1))} for record in records)
+    a, b = (take(record, last, range(1, last + 1)) for record in records)
     for step in sorted(a.keys() | b.keys()):
         for record, taken in zip(records, (a, b), strict=True):
-            if step in taken and compare_step(taken[step], record.written).differing:
+            if step in taken and taken[step].differing:
                 yield cause_of_record(step, record.run_dir.path, take(record, step))
                 return
-        if step not in a or step not in b or a[step].digests == b[step].digests:
+        if step not in a or step not in b or a[step].replayed.digests == b[step].replayed.digests:
             continue
-        lane = next(differing(a[step].lanes, b[step].lanes), None)
+        lane = next(differing(a[step].replayed.lanes, b[step].replayed.lanes), None)
         traced = [take(record, step, lane=lane) for record in records]
         if lane is None and (lanes := list(differing(*(one.gradients for one in traced)))):
             traced = [take(record, step, lane=lanes[0]) for record in records]

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any, final
 
 from lanewise.commands.diff.recorded import differing, listed
+from lanewise.commands.jobs.job import Job
 from lanewise.commands.replay.replay import Replay, ReplayJob
 from lanewise.commands.verify.operators import Call, first_divergence, recording
 from lanewise.commands.verify.trace import StepTrace, Trace, compare, run_steps
@@ -41,9 +42,10 @@ class TracedStep:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class DiffJob(ReplayJob):
+class DiffJob(Job):
     """The result is a `ReplayedStep` for each observed one; where none is, the `TracedStep` of the last."""
 
+    replay: ReplayJob
     lane: int | None = None
     """Whose operators are recorded."""
 
@@ -52,11 +54,12 @@ class DiffJob(ReplayJob):
 
     def run(self, world: World) -> Any:
         check_classes(self.config, has_task=self.task is not None, untrusted=self.untrusted)
-        if self.observed:
-            return super().run(world)
-        logging.getLogger().setLevel(logging.WARNING)
-        with closing(Replay(self.plan, world, self.folder)) as replay:
-            while replay.num_taken < self.plan.step - 1:
+        if self.replay.observed:
+            return self.replay.run(world)
+        logging.getLogger().setLevel(logging.ERROR)
+        plan = self.replay.plan
+        with closing(Replay(plan, world, self.replay.folder)) as replay:
+            while replay.num_taken < plan.step - 1:
                 replay.take()
             replay.enter()
             return self._trace(replay, world)
@@ -80,7 +83,7 @@ class DiffJob(ReplayJob):
                     root.backward(factor)
             gradients[lane] = {name: digest(weight.grad) for name, weight in model.named_parameters()}
         (step,) = run_steps(replay.engine, world, [replay.num_taken], batches=iter(kept))
-        now, written = replay.digests(), self.plan.written.digests.get(self.plan.step, {})
+        now, written = replay.digests(), replay.plan.written.digests.get(replay.plan.step, {})
         changed = {
             name: changed_element(tensor, int(written[name], 16) ^ int(now[name], 16))
             for name, tensor in named_tensors(run.state.take())
