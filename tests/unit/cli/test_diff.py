@@ -1,15 +1,20 @@
 """The exit codes are those of diff, and the JSON has what is printed."""
 
 import json
+from typing import Any
 
 import pytest
 
 from lanewise.cli.main import main
 
-START = {
+START: dict[str, Any] = {
     "event": "start",
     "first_step": 1,
-    "config": {"train": {"seed": 0}, "distributed": {"equality": "close"}},
+    "config": {
+        "train": {"seed": 0},
+        "batch": {"global_batch_size": 8},
+        "distributed": {"equality": "close"},
+    },
     "versions": {"torch": "2.13.0"},
 }
 LINE = {"epoch": 1, "step": 4, "train/loss": 0.5, "train/learning_rate": 0.1}
@@ -31,7 +36,7 @@ def test_equal_lines_are_the_same(runs, capsys):
 
 
 def test_other_lines_are_different_whatever_was_configured(runs, capsys):
-    other = START | {"config": {"train": {"seed": "[red]1"}, "distributed": {"equality": "close"}}}
+    other = START | {"config": {**START["config"], "train": {"seed": "[red]1"}}}
     (runs[1] / "run.jsonl").write_text(json.dumps(other) + "\n")
     assert main(["diff", *map(str, runs)]) == 0
     (runs[1] / "metrics.jsonl").write_text(json.dumps(LINE | {"train/loss": 0.6}) + "\n")
@@ -51,6 +56,9 @@ def test_what_cannot_be_compared_is_trouble(runs, capsys):
     (runs[1] / "metrics.jsonl").write_text(json.dumps(LINE | {"step": 5}) + "\n")
     assert main(["diff", *map(str, runs)]) == 2
     assert "have no line of the same step: their last ones are of steps 4 and 5." in capsys.readouterr().err
+    (runs[0] / "run.jsonl").write_text(json.dumps(START | {"config": {"train": 5}}) + "\n")
+    assert main(["diff", *map(str, runs)]) == 2
+    assert f"error: {runs[0]}/run.jsonl cannot be read" in capsys.readouterr().err
     (runs[0] / "run.jsonl").unlink()
     assert main(["diff", *map(str, runs)]) == 2
     assert f"error: there is no run in {runs[0]} (run.jsonl)" in capsys.readouterr().err

@@ -34,7 +34,8 @@ class Record:
         path: its run_dir.
 
     Raises:
-        RunDirError: if there is none, or it does not say how it was started.
+        CheckpointError: if its record is damaged.
+        RunDirError: if there is none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +44,11 @@ class Record:
         """The starts that took steps, the first one first."""
         for line in JsonLinesReader(self.run_dir.record):
             first_step = line.get("first_step")
-            if line.get("event") == "start" and type(first_step) is int and isinstance(line["config"], dict):
+            if (
+                line.get("event") == "start"
+                and type(first_step) is int
+                and isinstance(line.get("config"), dict)
+            ):
                 self.starts = [start for start in self.starts if start["first_step"] < first_step]
                 self.starts.append(line)
         if not self.starts:
@@ -51,24 +56,16 @@ class Record:
         self.last_step = read_status(path).step or 0
         """The last step that is known, from 1."""
         self.written = read_written(self.run_dir, 0)
-        self.is_exact = all(start["config"]["distributed"]["equality"] == "exact" for start in self.starts)
+        with reading(self.run_dir.record):
+            self.is_exact = all(
+                start["config"]["distributed"]["equality"] == "exact" for start in self.starts
+            )
+            for start in self.starts:
+                start["plan"] = _plan(start)
 
     def start_of(self, step: int) -> dict[str, Any]:
         """Return the start that took a step, from 1."""
         return ([start for start in self.starts if start["first_step"] <= step] or self.starts)[-1]
-
-    def order_of(self, start: Mapping[str, Any]) -> SampleOrder | None:
-        """Return the order in which a start reads its samples; None where the record does not tell.
-
-        It does not tell of a stream, of an order of the user's, and of one that needs a table that only
-        `--audit` keeps.
-        """
-        dataset, config = start.get("dataset", {}), start["config"]
-        with reading(self.run_dir.record), suppress(DataError):
-            if "order" in dataset:
-                of_run = {"step": start["first_step"], "seed": config["train"]["seed"], "repeats": False}
-                return Plan.from_line({**dataset, **config["batch"], **of_run}, self.run_dir.audit).order
-        return None
 
 
 @dataclass(frozen=True)
@@ -134,20 +131,42 @@ def _samples(mine: Record, theirs: Record, last_step: int) -> Parting:
     """Return from which step on the orders of two runs give their lanes other samples."""
 
     def steps() -> Iterator[tuple[int, list[str]]]:
-        for first, last, (a, b) in _segments(mine, theirs, last_step):
-            orders = [order for order in (mine.order_of(a), theirs.order_of(b)) if order is not None]
-            # What differs between two orders shows within an epoch.
-            epoch = max((order.schedule.steps_per_epoch for order in orders), default=0)
-            for step in range(first - 1, min(last, first + epoch) if len(orders) == 2 else 0):
-                samples = [
-                    {turn.lane: order.samples(turn) for turn in order.schedule.turns(_LANES, step, step + 1)}
-                    for order in orders
-                ]
-                yield step + 1, [f"lane {lane}" for lane in differing(*samples)]
-            if len(orders) == 2:
+        for first, last, starts in _segments(mine, theirs, last_step):
+            if starts[0]["plan"] != starts[1]["plan"]:
+                pairs = zip((mine, theirs), starts, strict=True)
+                known = [order for run, start in pairs if (order := _order(run, start)) is not None]
+                if len(known) < 2:
+                    continue
+                # What differs between two orders shows within an epoch.
+                stop = first + max(order.schedule.steps_per_epoch for order in known)
+                for step in range(first - 1, min(last, stop)):
+                    a, b = (
+                        {turn.lane: of.samples(turn) for turn in of.schedule.turns(_LANES, step, step + 1)}
+                        for of in known
+                    )
+                    yield step + 1, [f"lane {lane}" for lane in differing(a, b)]
+            if "order" in starts[0]["plan"]:
                 yield last, []
 
     return Parting.of(steps())
+
+
+def _plan(start: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what determines the samples of a start's lanes; without an order of a stream."""
+    config = start["config"]
+    return {**start.get("dataset", {}), **config["batch"], "seed": config["train"]["seed"], "repeats": False}
+
+
+def _order(run: Record, start: Mapping[str, Any]) -> SampleOrder | None:
+    """Return the order of a start's samples; None where the record does not tell.
+
+    It does not tell of a stream, of an order of the user's, and of one that needs a table that only `--audit`
+    keeps.
+    """
+    plan = {**start["plan"], "step": start["first_step"]}
+    with reading(run.run_dir.record), suppress(DataError):
+        return Plan.from_line(plan, run.run_dir.audit).order if "order" in plan else None
+    return None
 
 
 def _written(mine: Written, theirs: Written) -> tuple[Parting, Parting]:
