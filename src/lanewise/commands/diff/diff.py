@@ -64,7 +64,8 @@ class DiffReport:
         if self.is_same:
             yield f"the same{'' if self.digests.last_equal else ', as far as metrics tell'}"
         else:
-            yield f"different{'' if self.is_exact else ', as runs in close may be by rounding'}"
+            has_cause = self.is_exact or self.samples.first_unequal
+            yield f"different{'' if has_cause else ', as runs in close may be by rounding'}"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as values of JSON."""
