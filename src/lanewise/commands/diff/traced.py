@@ -3,14 +3,14 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, final
 
 from lanewise.commands.diff.recorded import differing, listed
 from lanewise.commands.jobs.job import Job
 from lanewise.commands.replay.replay import Replay, ReplayJob
-from lanewise.commands.verify.operators import Call, first_divergence, recording
+from lanewise.commands.verify.operators import Call, recording
 from lanewise.commands.verify.trace import StepTrace, Trace, compare, run_steps
 from lanewise.config.classes import check_classes
 from lanewise.data import LaneReader, digest
@@ -145,21 +145,24 @@ def _in_lane(step: int, lane: int, mine: TracedStep, theirs: TracedStep) -> Caus
     """Find the first operator in which two runs of a lane differ, from equal weights and samples."""
     parameter = next(differing(mine.gradients[lane], theirs.gradients[lane]), None)
     # Lines may have moved, and an operator that draws nothing does not depend on the random state.
-    a, b = ([replace(call, random_state="", place="") for call in one.calls] for one in (mine, theirs))
-    divergence = first_divergence(a, b)
-    pairs = zip(zip_longest(a, b), zip_longest(mine.calls, theirs.calls), strict=True)
-    one, other = next((calls for stateless, calls in pairs if stateless[0] != stateless[1]), (None, None))
-    if divergence is None:
-        kind, text = "rounding", "no operator differs when it runs alone"
-    elif one is None or other is None or one.operator != other.operator:
+    found = (
+        pair for pair in zip_longest(mine.calls, theirs.calls) if _computed(pair[0]) != _computed(pair[1])
+    )
+    one, other = next(found, (None, None))
+    if one is None or other is None or one.operator != other.operator:
         kind, text = "operators", f"{one or 'nothing'} in the first run is {other or 'nothing'} in the second"
-    elif not divergence.has_equal_inputs:
+    elif one.inputs != other.inputs:
         kind, text = "operators", f"{one} gets other values, which no operator before it gave"
     elif one.random_state != other.random_state:
         kind, text = "random numbers", f"{one} draws other random numbers"
     else:
         kind, text = "rounding", f"{one} gives another result for equal inputs"
     return Cause(kind, step, f"in lane {lane}, {text}", lane, parameter, str(one or other))
+
+
+def _computed(call: Call | None) -> tuple[str, ...] | None:
+    """Return all but the place and the random state of an operator."""
+    return None if call is None else (call.operator, call.inputs, call.outputs)
 
 
 def cause_of_record(step: int, run: object, traced: TracedStep) -> Cause:
