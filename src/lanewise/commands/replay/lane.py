@@ -1,7 +1,9 @@
 """Runs one lane of a step of a run again, alone where its loss is its own."""
 
 import math
+from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pdb import Pdb
@@ -63,7 +65,7 @@ class LaneJob(PlannedJob):
         batch = next((batch for batch in kept if batch.turn.lane == lane), None)
         tensors: dict[str, Any] = {}
         if batch is not None and self.debugs:
-            with kept_buffers([model]), runner.precision.forward():
+            with kept_buffers([model]), runner.precision.forward(), suppress(BdbQuit):
                 set_random_state(lane_seed(runner.seed, step, lane))
                 Pdb().runcall(runner.task.forward, model, copied(batch.data))
         if batch is not None and self.keeps:

@@ -1,0 +1,91 @@
+"""`lanewise replay` as a user sees it: what it says, writes and exits with."""
+
+import json
+import sys
+
+import pytest
+
+import lanewise as package
+from lanewise.processes.world.tree_message import load_tree
+from tests.integration.command import lanewise, train, write_config
+from tests.slow import slow
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """Six steps on two processes with digests after each, and a checkpoint after every second."""
+    folder = tmp_path_factory.mktemp("replay")
+    config = write_config(folder, checkpoint={"every": {"steps": 2}, "keep_last": 9})
+    given = ("--integrity.digest_every_steps", 1, "--distributed.devices", 2)
+    train(config, *given).require_success()
+    return folder / "run"
+
+
+@pytest.mark.parametrize("devices", [1, *slow(2)])
+def test_a_step_is_as_the_run_wrote_it(run_dir, tmp_path, devices):
+    file = tmp_path / "step.json"
+    given = ("--step", 4, "--json", file, "--distributed.devices", devices)
+    done = lanewise("replay", run_dir, *given).require_success()
+    assert done.stdout.startswith(f"step 4 of {run_dir}: 2 steps from the checkpoint after step 2\n")
+    assert "step 4: as the run wrote it" in done.stdout
+    written = json.loads(file.read_text())
+    assert written["differing"] == {}
+    assert written["replayed"]["digests"]
+
+
+def test_a_lane_is_shown_with_its_samples_and_its_batch_is_kept(run_dir, tmp_path):
+    file = tmp_path / "batch"
+    done = lanewise("replay", run_dir, "--step", 3, "--lane", 1, "--save-batch", file, "--json", "-")
+    found = json.loads(done.require_success().stdout)
+    assert [sample for sample, _ in found["alone"]] == found["samples"]
+    rows = load_tree(file.read_bytes())
+    assert len(rows[0]) == len(found["samples"])
+
+
+def test_what_differs_exits_with_1(run_dir, tmp_path):
+    other = tmp_path / "run"
+    other.mkdir()
+    for name in ("config.yaml", "run.jsonl", "metrics.jsonl"):
+        (other / name).write_text((run_dir / name).read_text())
+    text = (other / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    of_step = next(line for line in lines if line.get("event") == "digests" and line["step"] == 2)
+    name = next(iter(of_step["digests"]))
+    of_step["digests"][name] = "0" * 16
+    (other / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = lanewise("replay", other, "--random", 9)
+    assert done.code == 1
+    assert f"  {name}: " in done.stdout
+    assert "of the run's 6 (100.0%)" in done.stdout
+    assert not (other / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--step", 7), "has 6 steps: got step 7"),
+        ((), "replay takes --step N"),
+        *slow(
+            (("--step", 3, "--lane", 4), "lane 4 has no samples in step 3"), (("--lane", 4), "takes --step N")
+        ),
+    ],
+)
+def test_what_cannot_be_taken_again_exits_with_2(run_dir, given, message):
+    done = lanewise("replay", run_dir, *given)
+    assert done.code == 2
+    assert message in done.stderr
+
+
+def test_a_lane_is_given_to_a_script(run_dir, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    model, batch, outputs, gradients = package.replay(run_dir, 3, 1)
+    assert model.training
+    assert len(outputs) == len(batch[0])
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+
+
+def test_a_debugger_stops_before_the_forward(run_dir):
+    """Its input ends at once, as where a user quits: then the lane is shown."""
+    done = lanewise("replay", run_dir, "--step", 3, "--lane", 1, "--pdb").require_success()
+    assert "tasks.py(43)forward()" in done.stdout
+    assert done.stdout.index("(Pdb)") < done.stdout.index("samples ")
