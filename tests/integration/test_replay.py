@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+import torch
 
 import lanewise as package
 from lanewise.processes.world.tree_message import load_tree
@@ -42,11 +43,26 @@ def test_a_lane_is_shown_with_its_samples_and_its_batch_is_kept(run_dir, tmp_pat
     assert len(rows[0]) == len(found["samples"])
 
 
-def test_what_differs_exits_with_1(run_dir, tmp_path):
-    other = tmp_path / "run"
+def copied(run_dir, other):
+    """A run of which no checkpoint is left."""
     other.mkdir()
     for name in ("config.yaml", "run.jsonl", "metrics.jsonl"):
         (other / name).write_text((run_dir / name).read_text())
+    return other
+
+
+def test_other_versions_are_named_and_allowed(run_dir, tmp_path):
+    other = copied(run_dir, tmp_path / "run")
+    record = (other / "run.jsonl").read_text()
+    (other / "run.jsonl").write_text(record.replace(f'"torch": "{torch.__version__}"', '"torch": "1.0"'))
+    done = lanewise("replay", other, "--step", 1)
+    assert done.code == 2
+    assert f"torch was 1.0, and is {torch.__version__} here" in done.stderr.replace("\n", " ")
+    lanewise("replay", other, "--step", 1, "--allow", "exact").require_success()
+
+
+def test_what_differs_exits_with_1(run_dir, tmp_path):
+    other = copied(run_dir, tmp_path / "run")
     text = (other / "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     of_step = next(line for line in lines if line.get("event") == "digests" and line["step"] == 2)

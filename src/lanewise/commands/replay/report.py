@@ -98,7 +98,7 @@ def replay_steps(plan: ReplayPlan, steps: Sequence[int]) -> list[Compared]:
 
 
 @dataclass(frozen=True)
-class Audit:
+class ReplayAudit:
     """Steps of a run that were drawn and compared, and what share of it was seen by that."""
 
     seed: int
@@ -125,7 +125,7 @@ class Audit:
         ]
 
 
-def audit(run_dir: Path, count: int, seed: int, overrides: Sequence[Override], **given: Any) -> Audit:
+def audit(run_dir: Path, count: int, seed: int, overrides: Sequence[Override], **given: Any) -> ReplayAudit:
     """Draw steps of which the run wrote something, take each again from its checkpoint, and compare.
 
     Args:
@@ -152,4 +152,4 @@ def audit(run_dir: Path, count: int, seed: int, overrides: Sequence[Override], *
         of_group = list(group)
         seen |= set(range(num_taken, of_group[-1].step))
         compared += replay_steps(of_group[-1], [plan.step for plan in of_group])
-    return Audit(seed, compared, max(known), len(seen))
+    return ReplayAudit(seed, compared, max(known), len(seen))

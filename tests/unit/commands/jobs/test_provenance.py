@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from lanewise.commands.jobs.provenance import describe_start, sources
+from lanewise.commands.jobs import provenance
+from lanewise.commands.jobs.provenance import describe_start, keep_sources, sources
 from lanewise.engine.run.build import build_run
 from lanewise.processes.device.determinism import exact_pins
 from lanewise.processes.world.world import World
@@ -81,3 +82,17 @@ def test_a_class_of_a_script_has_the_file_of_its_methods(tmp_path, has_file):
     exec(compile(source, str(tmp_path / "script.py"), "exec"), names)
     expected = {"__main__": hashlib.sha256(source.encode()).hexdigest()} if has_file else {}
     assert sources(names["Mine"](), None) == expected
+
+
+def test_each_start_keeps_the_modules_that_no_start_kept_before_as_long_as_there_is_room(
+    own, tmp_path, monkeypatch
+):
+    kept = tmp_path / "kept"
+    monkeypatch.setattr(provenance, "_MOST_BYTES", len(MODULES["own_task.py"]) + 8)
+    keep_sources(own(), str(tmp_path), kept)
+    keep_sources(own(), str(tmp_path), kept)
+    texts = {path.stem: path.read_text() for path in kept.iterdir()}
+    assert texts == {digest(name): MODULES[name] for name in ("own_task.py", "own_model.py")}
+    (tmp_path / "own_model.py").write_text("x = 2\n")
+    keep_sources(own(), str(tmp_path), kept)
+    assert len(list(kept.iterdir())) == 2

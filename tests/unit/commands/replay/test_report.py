@@ -8,7 +8,7 @@ import pytest
 
 from lanewise.commands.replay.plan import Written
 from lanewise.commands.replay.replay import ReplayedStep
-from lanewise.commands.replay.report import Audit, compare_step, lane_lines
+from lanewise.commands.replay.report import ReplayAudit, compare_step, lane_lines
 
 STEP = ReplayedStep(4, 2.5, 8.0, {"train/loss": 2.5, "train/grad_norm": math.nan}, {"model/w": "0a"})
 
@@ -38,7 +38,7 @@ def test_of_a_step_of_which_nothing_was_written_nothing_is_said():
 def test_the_chance_of_an_audit_is_that_of_counting(num_wrong):
     wrong = list(itertools.combinations(range(9), num_wrong))
     found = sum(min(steps) < 4 for steps in wrong)
-    assert Audit(0, [], 9, 4).chance(num_wrong) == pytest.approx(found / len(wrong))
+    assert ReplayAudit(0, [], 9, 4).chance(num_wrong) == pytest.approx(found / len(wrong))
 
 
 def test_the_sample_with_the_largest_loss_comes_first_and_nan_before_all():
