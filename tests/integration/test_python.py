@@ -359,7 +359,12 @@ from pathlib import Path
 {SLOW}
     def train_dataset(self):
         Path(f"worker-{{os.getpid()}}").touch()
-        return ones(16, 1)
+        return ones(32, 1)
+
+    def forward(self, model, batch):
+        if Path("run/metrics.jsonl").exists():
+            time.sleep(3600)  # the second step does not end before the interrupt, however slow the machine is
+        return model(batch)
 
 
 def interrupt():
