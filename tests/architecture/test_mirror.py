@@ -38,7 +38,7 @@ WITHOUT_A_TEST = {
     "runs/loggers": "build",
     "runs/report": "charts run_data",
     "testing": "verified worker",
-    "trackers": "csv_file mlflow trackio wandb",
+    "trackers": "csv_file mlflow",
 }
 """By room, the modules without a unit test of their own: tests of other modules, of commands and of several
 processes reach them. A new module has one; a module that gets one leaves this list."""

@@ -96,6 +96,7 @@ def test_processes_of_this_machine_are_measured_in_both_directions(tmp_path):
     run_here("doctor", config, "--distributed.devices", 2, "--json", report).require_success()
     found = json.loads(report.read_text())
     assert rates(found).keys() == {("rank 0", "rank 1"), ("rank 1", "rank 0")}
+    assert found["all_reduce"]["world_size"] == 2
     assert not (tmp_path / "run").exists()
 
 

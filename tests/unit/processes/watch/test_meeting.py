@@ -88,7 +88,8 @@ def test_those_that_do_not_come_are_named():
 
 def test_a_port_that_something_else_has_is_named():
     _store, port = make_store()
-    with pytest.raises(WorldError, match=f"there is no store at 127.0.0.1:{port}"):
+    said = f"there is no store at 127.0.0.1:{port}, where processes meet: .*EADDRINUSE"
+    with pytest.raises(WorldError, match=said):
         Meeting(make_environment(port, 0, 2, has_agent_store=False), 1.0)
 
 
