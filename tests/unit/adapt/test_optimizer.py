@@ -43,6 +43,13 @@ def test_the_options_that_are_no_defaults_are_those_of_a_configuration():
     assert [group["betas"] for group in (first, second)] == [(0.8, 0.9)] * 2
 
 
+def test_a_rate_in_a_tensor_is_the_number_of_a_configuration():
+    own = model()
+    built = BuiltOptimizer(torch.optim.AdamW(own.parameters(), lr=torch.tensor(0.5)), None, own)
+    assert built.sections["optimizer"]["init_args"] == {"lr": 0.5}
+    assert type(built.sections["optimizer"]["init_args"]["lr"]) is float
+
+
 @pytest.mark.parametrize("steps_per_value", [1, 3])
 @pytest.mark.parametrize(
     "make",
