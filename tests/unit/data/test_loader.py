@@ -33,6 +33,7 @@ from lanewise.lanes import (
     ShuffledOrder,
     lane_ranges,
 )
+from tests.patience import patient
 
 # Three workers are more than some machines have processors, of which torch warns.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -471,23 +472,31 @@ def test_workers_end_with_a_killed_trainer():
     assert not [pid for pid in workers if is_running(pid)]
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        'raise ValueError("upside down")',
-        "os.kill(workers[0], signal.SIGKILL)\nwhile True: next(batches)",
-    ],
+ENDS = (
+    'raise ValueError("upside down")',
+    "os.kill(workers[0], signal.SIGKILL)\nwhile True: next(batches)",
 )
-def test_a_trainer_that_fails_ends_its_workers_and_itself(end):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TRAINER + end],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert not [pid for pid in map(int, done.stdout.split()) if is_running(pid)]
+IN_FORKS = """
+import os, sys, lanewise.data
+for program in sys.argv[1:]:
+    if not os.fork():
+        break
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+else:
+    sys.exit()
+exec(program)
+"""
+"""Runs one program after another in forks that end as an interpreter does; torch is imported once for all."""
+
+
+def test_a_trainer_that_fails_ends_its_workers_and_itself():
+    programs = [TRAINER + end for end in ENDS]
+    command = [sys.executable, "-W", "ignore", "-c", IN_FORKS, *programs]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=True).stdout
+    workers, codes = said.splitlines()[::2], said.splitlines()[1::2]
+    assert codes == ["1", "1"]
+    assert [len(of_one.split()) for of_one in workers] == [2, 2]
+    assert not [pid for pid in map(int, " ".join(workers).split()) if is_running(pid)]
 
 
 def test_workers_that_have_no_memory_to_share_are_one_error(monkeypatch):
