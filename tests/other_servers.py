@@ -6,7 +6,7 @@ Which is imported in that server: its forks find them where they look for server
 import os
 import signal
 
-from lanewise.config.pins import pinned_variables
+from lanewise.config import pinned_variables
 from lanewise.launch.fork_client import PRELOAD, ForkClient, _read_at_start, _servers
 from lanewise.launch.fork_server import _IGNORED
 from tests.server import OF_RUNS

@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 
 from lanewise.launch import Fork, fork_client
-from lanewise.testing.distributed import run_distributed as run_fresh
+from lanewise.testing import run_distributed as run_fresh
 from tests.patience import patient
 
 PATIENCE = patient(1.0)

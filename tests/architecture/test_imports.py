@@ -1,6 +1,9 @@
 """What is imported with what: a script waits for it, and a worker that is forked does not."""
 
+import ast
 from importlib import import_module
+from itertools import accumulate, product
+from pathlib import Path
 
 import lanewise
 from lanewise.launch.fork_client import PRELOAD
@@ -60,3 +63,16 @@ def test_a_worker_is_forked_with_the_whole_engine_imported():
     missing = {name for name in engine - rooms - modules if "own_loop" not in name}
     assert len(engine) > 30
     assert sorted(missing) == []
+
+
+def test_tests_import_from_a_room_what_it_exports():
+    """A module that moves inside its room leaves them alone."""
+    sources, found = read_sources(SRC), []
+    for path in Path(__file__).parents[1].rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module in sources:
+                rooms = [*accumulate(node.module.split(".")[:-1], "{}.{}".format)][1:]
+                for room, name in product(rooms, [alias.name for alias in node.names]):
+                    if f" {name} as {name}\n" in sources[room] and f"{room}.{name}" not in sources:
+                        found.append(f"{path}: {name} is in {room}, too")
+    assert found == []

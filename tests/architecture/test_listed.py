@@ -12,9 +12,8 @@ import lanewise
 from lanewise import data, errors
 from lanewise.cli import main
 from lanewise.commands.jobs import launchers
-from lanewise.config import DistributedConfig, PrecisionName
+from lanewise.config import REDUCERS, DistributedConfig, PrecisionName
 from lanewise.config.launchers import LauncherName
-from lanewise.config.reducers import REDUCERS
 from lanewise.engine.precision import precision
 from lanewise.engine.step import build as step_build
 from lanewise.launch import kubernetes

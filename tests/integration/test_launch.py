@@ -1,9 +1,12 @@
 """Several processes, started by lanewise or by torchrun: what they leave, and how they end together."""
 
+import fcntl
 import json
 import os
 import re
 import signal
+import sys
+import termios
 import time
 from contextlib import ExitStack
 
@@ -205,7 +208,7 @@ def test_what_was_printed_before_the_end_is_not_lost(tmp_path, devices, rank, is
     callbacks = [{"class_path": "tasks.PrintsAndStarts"}]
     path = write_config(tmp_path, "tasks.PrintsAndRaises", callbacks=callbacks)
     ends = ("--task.init_args.rank", rank, "--task.init_args.is_killed", str(is_killed).lower())
-    done = train(path, "--distributed.devices", devices, *ends)
+    done = train(path, "--distributed.devices", devices, *ends, cwd=tmp_path)
     assert done.code == 1
     printed = {"printed in build_model", "printed in a callback", "printed in loss"}
     assert set(done.stdout.splitlines()) == printed
@@ -319,11 +322,19 @@ def test_ctrl_c_saves_and_ends_every_process(tmp_path, devices, num_workers, is_
     assert "Traceback" not in done.stderr
 
 
+def num_unread(command: Warm) -> int:
+    """Return how much a command has said on its standard error that was not read yet."""
+    return int.from_bytes(fcntl.ioctl(command._outputs[1], termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=ONE_MORE), 2])
 def test_ctrl_c_again_ends_every_process_at_once(tmp_path, devices):
-    def interrupt_twice(command: Command) -> None:
+    def interrupt_twice(command: Warm) -> None:
+        for rank in range(devices) if devices > 1 else ():
+            os.kill(command.worker(rank), signal.SIGSTOP)  # its step does not end before the second one
+        unread = num_unread(command)
         command.interrupt()
-        time.sleep(0.02)  # two at once would be one
+        wait_for(lambda: num_unread(command) > unread)  # two at once would be one
         command.interrupt()
 
     done = end(tmp_path, devices, 0, interrupt_twice)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.command import BIN, Cold, Command, Warm, train, write_config
 from tests.listening import ports, reserve_port
+from tests.patience import patient
 
 CALLS = {
     "silence": b"",
@@ -33,7 +34,7 @@ def start(config, launcher: str) -> Command:
 def call(port: int, content: bytes, calls: ExitStack) -> bool:
     """Call a port, say something, and stay; tell whether anybody answered."""
     with suppress(OSError):  # the run ends, or has hung up
-        connection = calls.enter_context(socket.create_connection(("127.0.0.1", port), timeout=2))
+        connection = calls.enter_context(socket.create_connection(("127.0.0.1", port), timeout=patient(2)))
         connection.sendall(content)
         return True
     return False

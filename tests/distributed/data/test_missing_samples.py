@@ -18,8 +18,7 @@ from lanewise import Task
 from lanewise.commands.jobs.train import TrainJob
 from lanewise.commands.verify.audit import Audit
 from lanewise.commands.verify.verify import verify
-from lanewise.config import DataConfig, FSDPConfig, RunConfig
-from lanewise.config.orders import OrderConfig
+from lanewise.config import DataConfig, FSDPConfig, OrderConfig, RunConfig
 from lanewise.engine.evaluation.evaluation import build_evaluator
 from lanewise.engine.precision import Precision
 from lanewise.engine.run.build import build_model, build_run, build_task

@@ -11,8 +11,7 @@ import torch
 
 import lanewise
 from lanewise import Loss
-from lanewise.config import RunConfig, SchedulerConfig
-from lanewise.config.orders import OrderConfig
+from lanewise.config import OrderConfig, RunConfig, SchedulerConfig
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.resume import resume_run

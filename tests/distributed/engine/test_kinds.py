@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.config import CheckpointConfig, DistributedConfig
-from lanewise.config.run import EveryConfig
+from lanewise.config import CheckpointConfig, DistributedConfig, EveryConfig
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run
 from lanewise.engine.run.saving import Saving

@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from lanewise.adapt.optimizer import BuiltOptimizer, schedule
-from lanewise.config.class_path import ClassConfig
+from lanewise.config import ClassConfig
 from lanewise.config.classes import build
 from lanewise.errors import ConfigError
 

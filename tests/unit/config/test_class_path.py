@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from lanewise.config.class_path import ClassConfig, add_search_path, resolve_class
+from lanewise.config import ClassConfig
+from lanewise.config.class_path import add_search_path, resolve_class
 from lanewise.errors import ConfigError
 
 

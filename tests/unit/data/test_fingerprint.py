@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from lanewise.data.fingerprint import Fingerprint, fingerprint
-from lanewise.data.lane_reader import LaneReader
+from lanewise.data import Fingerprint, LaneReader
+from lanewise.data.fingerprint import fingerprint
 from lanewise.errors import TaskError
 from lanewise.processes.device.random_state import set_random_state
 

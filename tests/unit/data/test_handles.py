@@ -15,9 +15,8 @@ import lmdb
 import pytest
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from lanewise.data import LaneReader
+from lanewise.data import LaneReader, read_turns
 from lanewise.data.handles import open_handles
-from lanewise.data.workers import read_turns
 from lanewise.errors import DataError
 from lanewise.lanes import LaneTurn
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
-from lanewise.data.lane_reader import LaneReader, map_leaves
+from lanewise.data import LaneReader
+from lanewise.data.lane_reader import map_leaves
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.random_state import kept_random_state, set_random_state

@@ -20,9 +20,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, default_collate
 
-from lanewise.data import workers
-from lanewise.data.lane_reader import LaneReader
-from lanewise.data.loader import LaneLoader
+from lanewise.data import LaneLoader, LaneReader, workers
 from lanewise.errors import DataError, noting
 from lanewise.lanes import (
     BlockedOrder,
@@ -466,7 +464,7 @@ def test_workers_end_with_a_killed_trainer():
     finally:
         trainer.kill()
         trainer.join()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not [pid for pid in workers if is_running(pid)]

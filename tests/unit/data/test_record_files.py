@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from lanewise.data import record_files, record_index
+from lanewise.data import FileDataset, record_files, record_index
 from lanewise.data.byte_file import ByteStream
-from lanewise.data.file_dataset import FileDataset
 from lanewise.data.record_files import RecordFiles
 from lanewise.data.record_scan import ENTRY
 from lanewise.errors import DataError

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lanewise.data import TokenDataset
-from lanewise.data.file_dataset import FileDataset
+from lanewise.data import FileDataset, TokenDataset
 from lanewise.errors import DataError
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanewise.lanes.placement import Placement, lane_ranges
+from lanewise.lanes import Placement, lane_ranges
 
 EIGHT_LANES = {
     1: "[0 1 2 3 4 5 6 7]",

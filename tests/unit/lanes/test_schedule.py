@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanewise.lanes.placement import lane_ranges
-from lanewise.lanes.schedule import LaneTurn, Schedule, SequentialSchedule
+from lanewise.lanes import LaneTurn, Schedule, SequentialSchedule, lane_ranges
 
 
 def table(schedule: Schedule) -> list[list[list[int]]]:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from lanewise.lanes.seed import (
+from lanewise.lanes import (
     backward_seed,
     batch_loss_seed,
     lane_seed,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanewise.lanes.placement import lane_ranges
-from lanewise.lanes.tree import TreeSum, subtrees
+from lanewise.lanes import TreeSum, lane_ranges
+from lanewise.lanes.tree import subtrees
 
 
 def nest(left, right):

@@ -17,6 +17,7 @@ import pytest
 from lanewise.errors import LaunchError
 from lanewise.launch import fork_server
 from lanewise.launch.fork_client import ForkClient, fork_client
+from tests.patience import patient
 
 module = sys.modules["lanewise.launch.fork_client"]  # the package has a function of that name
 
@@ -80,7 +81,7 @@ def run(server, folder, module, *arguments, **options):
     """Run a module to its end, and return its exit code and what it wrote."""
     with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
         fork = server.run(module, arguments, streams=(0, out.fileno(), err.fileno()), **options)
-        code = fork.wait(60)
+        code = fork.wait(patient(60))
     return code, (folder / "out").read_text(), (folder / "err").read_text()
 
 
@@ -92,7 +93,7 @@ def is_running(pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not is_running(pid)
@@ -130,7 +131,7 @@ def test_a_signal_that_ends_a_fork_is_its_exit_code(server, environment):
     assert fork.poll() is None
     assert fork.wait(0.01) is None
     fork.send_signal(signal.SIGTERM)  # may come before the fork has done anything
-    assert fork.wait(60) == -signal.SIGTERM
+    assert fork.wait(patient(60)) == -signal.SIGTERM
     fork.send_signal(signal.SIGTERM)
 
 
@@ -146,7 +147,7 @@ def test_a_fork_whose_client_is_gone_before_it_said_what_to_run_ends_without_a_w
     errors = tmp_path / "errors"
     with errors.open("w") as stderr, ours, theirs:
         socket.send_fds(server._channel, [fork_server.RUN], [theirs.fileno(), *[stderr.fileno()] * 3])
-        assert wait([ours], 60)
+        assert wait([ours], patient(60))
         pid = fork_server.NUMBER.unpack(ours.recv(fork_server.NUMBER.size, socket.MSG_PEEK))[0]
         os.kill(server.pid, signal.SIGSTOP)  # else it may kill the fork before that says a word
     try:
@@ -169,7 +170,7 @@ def start_with_children(server, environment, *arguments):
 @pytest.mark.parametrize("code", [3, 0])
 def test_what_a_fork_started_ends_with_it_if_it_fails(server, environment, code):
     fork, children, apart = start_with_children(server, environment, str(code))
-    assert fork.wait(60) == code
+    assert fork.wait(patient(60)) == code
     if code:
         assert [has_ended(pid) for pid in children] == [True] * 3
     for pid in (apart, *(() if code else children)):
@@ -191,7 +192,7 @@ def test_what_a_fork_started_ends_when_it_is_killed(environment, way):
     else:
         os.kill(server.pid, signal.SIGKILL)
     if way != "nobody waits":
-        assert fork.wait(60) == -signal.SIGKILL
+        assert fork.wait(patient(60)) == -signal.SIGKILL
     assert [has_ended(pid) for pid in (fork.pid, *children)] == [True] * 4
     os.kill(apart, signal.SIGKILL)
     server.end()
@@ -202,7 +203,7 @@ def test_a_server_that_is_stopped_ends_nevertheless(environment):
     fork = server.run("sleeping", [], environment=environment)
     os.kill(server.pid, signal.SIGSTOP)
     server.end()
-    assert fork.wait(60) == -signal.SIGKILL
+    assert fork.wait(patient(60)) == -signal.SIGKILL
     assert has_ended(fork.pid)
 
 
@@ -210,7 +211,7 @@ def test_forks_end_with_their_server(environment):
     server = ForkClient.start(environment, [])
     fork = server.run("sleeping", [], environment=environment)
     os.kill(server.pid, signal.SIGKILL)
-    assert fork.wait(60) == -signal.SIGKILL
+    assert fork.wait(patient(60)) == -signal.SIGKILL
     assert has_ended(fork.pid)
     with pytest.raises(LaunchError, match="that workers are forked from was killed"):
         server.require_running()
@@ -236,7 +237,7 @@ def test_a_server_that_is_stopped_is_noticed_where_it_has_something_to_tell(envi
     with pytest.raises(LaunchError, match=rf"\(process {server.pid}\), which is stopped \(SIGSTOP\), has"):
         wait_for_word()
     assert has_ended(fork.pid)
-    assert fork.wait(60) == other.wait(60) == -signal.SIGKILL
+    assert fork.wait(patient(60)) == other.wait(patient(60)) == -signal.SIGKILL
 
 
 def test_a_server_that_is_stopped_before_it_forks_is_noticed(environment, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 from lanewise.launch.host import _SECONDS_FOR_THE_FIRST_WORD
 from lanewise.launch.wire import HostError
 from lanewise.processes.watch.failure import Failure
+from tests.patience import patient
 from tests.unit.launch.scripted import Scripted, make_host, say_hello
 
 FAILURE = Failure.of(ValueError("boom"), rank=0)
@@ -51,7 +52,7 @@ def test_what_is_no_message_ends_the_host_at_once_by_name(line):
     assert event.values[0].startswith(
         f"it sent {line[:80]!r}, which is no message of this machine's lanewise."
     )
-    assert wire.closed.wait(60)
+    assert wire.closed.wait(patient(60))
 
 
 @pytest.mark.parametrize("change", [{"port": 0}, {"port": "22"}, {"addresses": [["10.0.0.1"]]}, {"extra": 1}])
@@ -92,7 +93,7 @@ def test_what_fits_is_passed_on():
     host, events = make_host(wire)
     host.wait_for_hello()
     assert host.call("enter") == ("eth0", "")
-    assert [events.get(timeout=60)[1:] for _ in range(3)] == [
+    assert [events.get(timeout=patient(60))[1:] for _ in range(3)] == [
         ("out", [0, 2, "a line"]),
         ("begun", []),
         ("ended", [FAILURE, b"\0b"]),
@@ -103,7 +104,7 @@ def test_what_fits_is_passed_on():
 def test_only_the_first_host_has_a_result():
     host, events = make_host(Scripted(say_hello(), b'["ended", null, "AGI="]'), first_rank=2)
     host.wait_for_hello()
-    assert events.get(timeout=60).kind == "lost"
+    assert events.get(timeout=patient(60)).kind == "lost"
 
 
 def test_a_host_that_is_too_busy_to_answer_is_told_so_without_names_of_ours(monkeypatch):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lanewise.processes.die_with_parent import die_with_parent
+from tests.patience import patient
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 
@@ -79,7 +80,7 @@ def test_a_child_dies_with_its_parent():
         child = int(parent.stdout.readline())
         assert is_running(child)
         parent.send_signal(signal.SIGKILL)
-    assert has_ended(child, 60)
+    assert has_ended(child, patient(60))
 
 
 def test_a_child_of_multiprocessing_knows_its_parent():
@@ -109,7 +110,7 @@ def test_a_child_of_multiprocessing_whose_parent_is_gone_ends_itself():
     done = run(ORPHANING, None)  # waits for all who hold its standard output
     assert done.returncode == 0
     assert done.stdout.split()[1:] == []
-    assert has_ended(int(done.stdout), 60)
+    assert has_ended(int(done.stdout), patient(60))
 
 
 SESSION = """

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lanewise.errors import ConfigError, LanewiseError, TaskError
-from lanewise.reduce.blocks import find_blocks
+from lanewise.reduce import find_blocks
 
 
 class Block(nn.Module):

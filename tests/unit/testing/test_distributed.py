@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from lanewise.launch import fork_client
 from lanewise.processes.world.world import GroupWorld, LocalWorld, World
-from lanewise.testing.distributed import run_distributed
+from lanewise.testing import run_distributed
 from tests.listening import addresses
 from tests.patience import patient
 from tests.slow import slow

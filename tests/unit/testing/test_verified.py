@@ -22,6 +22,6 @@ def test_one_and_two_processes_are_compared_and_what_differs_is_the_error(tmp_pa
     if is_verified:
         require_verified(config, overrides={"train.epochs": 7})
     else:
-        with pytest.raises(AssertionError, match="^not verified:\nthe cause"):
+        with pytest.raises(AssertionError, match=r"^not verified:\nthe cause"):
             require_verified(config, overrides={"train.epochs": 7})
     assert asked == [(7, None, (1, 2), 2)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lanewise.commands.jobs.run_dir_pattern import find_or_make, is_pattern
+from lanewise.config import TrainConfig
 from lanewise.config.check import read_section
-from lanewise.config.run import TrainConfig
 from lanewise.errors import ConfigError, RunDirError
 from lanewise.runs.dir import RunDir
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise.config.memory import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
+from lanewise.config import ActivationCheckpointingConfig, CompileConfig, MemoryConfig
 from lanewise.engine.run import build as model
 from lanewise.engine.run.build import build_run
 from lanewise.errors import TaskError

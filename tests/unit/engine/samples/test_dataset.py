@@ -13,8 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, ra
 
 from lanewise import lanes
 from lanewise.config import ORDERS, DataConfig, OrderConfig
-from lanewise.data import LaneReader, MixedStream, StreamCut, StreamReader
-from lanewise.data.loader import LaneLoader
+from lanewise.data import LaneLoader, LaneReader, MixedStream, StreamCut, StreamReader
 from lanewise.engine.evaluation.evaluation import build_evaluator
 from lanewise.engine.run.build import build_run
 from lanewise.engine.samples.dataset import OrderChoice, count_samples, require_apart

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanewise.errors import ConfigError
+from lanewise.lanes import FeistelShuffle
 from lanewise.lanes.orders import permutation as feistel
-from lanewise.lanes.orders.permutation import FeistelShuffle
 from tests.slow import slow
 
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -17,6 +17,7 @@ from lanewise.processes.watch.process import (
     process_table,
     state_of,
 )
+from tests.patience import patient
 
 
 def test_a_process_is_seen_to_run_to_be_stopped_and_to_have_ended():
@@ -26,7 +27,7 @@ def test_a_process_is_seen_to_run_to_be_stopped_and_to_have_ended():
         os.waitpid(seen.pid, os.WUNTRACED)
         assert state_of(seen.pid, process_table()) == "which is stopped (SIGSTOP)"
         os.kill(seen.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while state_of(seen.pid, process_table()) != ENDED and time.monotonic() < deadline:
             time.sleep(0.01)
         assert state_of(seen.pid, process_table()) == ENDED  # nobody has waited for it yet

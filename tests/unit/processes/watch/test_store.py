@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from lanewise.processes.watch import store as module
 from lanewise.processes.watch.store import StoreLostError, TimedStore
+from tests.patience import patient
 from tests.unit.processes.watch.store import make_store
 
 
@@ -43,7 +44,7 @@ def test_a_store_that_was_closed_has_no_thread_and_no_port():
     before = [thread for thread in threading.enumerate() if thread.name == "store"]
     timed.close()
     del store, timed
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while time.monotonic() < deadline and any(thread.is_alive() for thread in before[-1:]):
         time.sleep(0.01)
     assert not before[-1].is_alive()

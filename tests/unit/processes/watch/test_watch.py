@@ -54,7 +54,7 @@ def watch(beating, monkeypatch):
 
 
 def wait_for(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patient(seconds)
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
     return condition()
@@ -206,5 +206,5 @@ def test_who_keeps_the_store_leaves_it_last(beating, monkeypatch):
     time.sleep(0.3)
     assert left == []
     watches[1].close(lambda: left.append(1))
-    keeper.join(60.0)
+    keeper.join(patient(60.0))
     assert left == [1, 0]

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from lanewise.errors import StorageError
-from lanewise.runs.loggers.phases import PhaseLog
+from lanewise.runs.loggers import PhaseLog
 
 
 def write(folder, rank, world_size, after_step, *steps):
