@@ -138,7 +138,7 @@ def test_a_rank_that_vanishes_is_named():
 def sleep(world: World, folder: Path, sleeping_ranks: list[int]):
     (folder / str(os.getpid())).touch()
     if world.rank in sleeping_ranks:
-        time.sleep(60)
+        time.sleep(3600)  # longer than any limit
 
 
 def pids_in(folder: Path) -> list[int]:
@@ -154,7 +154,7 @@ def test_who_does_not_end_in_time_is_named(tmp_path, sleeping_ranks, seconds):
     with pytest.raises(TimeoutError) as caught:
         run_distributed(sleep, 2, tmp_path, sleeping_ranks, timeout_seconds=seconds)
     assert str(caught.value) == f"ranks {sleeping_ranks} did not end within {seconds} s"
-    assert seconds <= time.monotonic() - start < 60  # which they would sleep
+    assert seconds <= time.monotonic() - start < 3600  # which they would sleep
     assert not [pid for pid in pids_in(tmp_path) if is_running(pid)]
 
 

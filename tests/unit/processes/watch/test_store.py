@@ -54,7 +54,6 @@ def test_a_store_that_was_closed_has_no_thread_and_no_port():
 
 def test_a_store_that_is_stopped_is_not_waited_for_and_one_that_ended_is_named(monkeypatch):
     """Torch's own client waits for ever in `check`, whatever its timeout."""
-    monkeypatch.setattr(module, "_SECONDS_FOR_AN_ANSWER", 0.3)
     ours, theirs = multiprocessing.Pipe()
     keeper = multiprocessing.get_context("fork").Process(target=keep_store, args=(theirs,), daemon=True)
     keeper.start()
@@ -64,16 +63,16 @@ def test_a_store_that_is_stopped_is_not_waited_for_and_one_that_ended_is_named(m
         timed.set("a", "b")
         os.kill(keeper.pid, signal.SIGSTOP)
         os.waitpid(keeper.pid, os.WUNTRACED)
+        monkeypatch.setattr(module, "_SECONDS_FOR_AN_ANSWER", 0.3)
         start = time.monotonic()
         with pytest.raises(StoreLostError, match=f"127.0.0.1:{port} does not answer") as lost:
             timed.has("a")
-        assert time.monotonic() - start < 30
         assert not lost.value.has_ended
-        monkeypatch.setattr(module, "_SECONDS_FOR_AN_ANSWER", 60.0)
+        monkeypatch.setattr(module, "_SECONDS_FOR_AN_ANSWER", 3600.0)
         with pytest.raises(StoreLostError):
             timed.add("n")  # which does not wait for an answer again
-        assert time.monotonic() - start < 50
-        monkeypatch.setattr(module, "_SECONDS_TO_RECOVER", 60.0)
+        assert time.monotonic() - start < 1800
+        monkeypatch.setattr(module, "_SECONDS_TO_RECOVER", 3600.0)
         os.kill(keeper.pid, signal.SIGCONT)
         assert timed.get("a") == b"b"
     finally:
