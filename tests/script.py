@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import subprocess
 import sys
 import warnings
 from contextlib import redirect_stdout
@@ -11,6 +12,7 @@ from torch.distributed import TCPStore
 
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
+from tests.patience import patient
 
 
 def run_script(
@@ -33,6 +35,27 @@ def run_script(
     command_line = [str(script), *map(str, arguments)]
     run_distributed(_run, num_processes, command_line, str(cwd), port, has_agent)
     return (cwd / "stdout").read_text()
+
+
+IN_FORKS = """
+import os, runpy, sys, lanewise.data
+for program in sys.argv[1:]:
+    if not os.fork():
+        break
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+else:
+    sys.exit()
+exec(program)
+"""
+
+
+def run_in_forks(*programs: str) -> "subprocess.CompletedProcess[str]":
+    """Run programs in forks of one interpreter, which import torch once and end as interpreters do.
+
+    The standard output has the exit code of each after what it printed.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", IN_FORKS, *programs]
+    return subprocess.run(command, capture_output=True, text=True, timeout=patient(120.0), check=True)
 
 
 _kept: list[dict[str, object]] = []

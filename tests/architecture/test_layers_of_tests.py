@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-STARTERS = {"Cold", "BIN", "TORCHRUN", "LANEWISE"}
-"""Names of tests/integration/command.py with which a program starts that forks no server of the tests."""
+STARTERS = {"Cold", "BIN", "TORCHRUN", "LANEWISE", "run_in_forks"}
+"""Names of modules of tests with which a program starts that forks no server of the tests."""
 FOREIGN = "unit/commands/verify/foreign"
 HIDDEN = "test_sitecustomize.py::test_the_hidden_one_is_loaded_and_torch_is_waited_for_in_ranks_only"
 LIGHT = {

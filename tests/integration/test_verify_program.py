@@ -152,6 +152,7 @@ def test_what_cannot_be_told_is_named(tmp_path, fault, why):
     assert shown.splitlines()[-1] == "not verified: the gradients could not be compared"
 
 
+@pytest.mark.slow  # tests/unit/commands/verify/foreign/test_program.py shows it without torchrun
 def test_a_program_that_fails_is_shown_with_its_last_lines(tmp_path):
     (tmp_path / "train.py").write_text("raise ValueError('no data')\n")
     done = lanewise("verify", "--", sys.executable, "train.py", cwd=tmp_path)

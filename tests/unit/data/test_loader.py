@@ -6,7 +6,6 @@ import multiprocessing.synchronize
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -32,6 +31,7 @@ from lanewise.lanes import (
     lane_ranges,
 )
 from tests.patience import patient
+from tests.script import run_in_forks
 
 # Three workers are more than some machines have processors, of which torch warns.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -474,24 +474,11 @@ ENDS = (
     'raise ValueError("upside down")',
     "os.kill(workers[0], signal.SIGKILL)\nwhile True: next(batches)",
 )
-IN_FORKS = """
-import os, sys, lanewise.data
-for program in sys.argv[1:]:
-    if not os.fork():
-        break
-    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-else:
-    sys.exit()
-exec(program)
-"""
-"""Runs one program after another in forks that end as an interpreter does; torch is imported once for all."""
 
 
 def test_a_trainer_that_fails_ends_its_workers_and_itself():
-    programs = [TRAINER + end for end in ENDS]
-    command = [sys.executable, "-W", "ignore", "-c", IN_FORKS, *programs]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=True).stdout
-    workers, codes = said.splitlines()[::2], said.splitlines()[1::2]
+    said = run_in_forks(*[TRAINER + end for end in ENDS]).stdout.splitlines()
+    workers, codes = said[::2], said[1::2]
     assert codes == ["1", "1"]
     assert [len(of_one.split()) for of_one in workers] == [2, 2]
     assert not [pid for pid in map(int, " ".join(workers).split()) if is_running(pid)]
