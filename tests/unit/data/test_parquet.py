@@ -339,6 +339,8 @@ def test_without_pyarrow_the_error_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     for module in ("parquet", "row_groups"):
         monkeypatch.delitem(sys.modules, f"lanewise.data.{module}")
+        # Importing it anew changes the attribute, by which later tests find what they replace.
+        monkeypatch.setattr(lanewise.data, module, getattr(lanewise.data, module))
     dataset_class = lanewise.data.ParquetDataset  # imported anew
     with pytest.raises(DataError, match=r"Run: pip install 'lanewise\[parquet\]'"):
         dataset_class(f"{folder}/*.parquet")
