@@ -78,7 +78,7 @@ class DiffJob(Job):
             model.zero_grad()
             records = recording(model) if lane == self.lane else nullcontext(recorded)
             with kept_buffers([model]), records as recorded:
-                root, factor = run.training.runner.lane(batch).run(model).root(batch.turn, 1.0)
+                root, factor = run.runner.lane(batch).run(model).root(batch.turn, 1.0)
                 if root is not None:
                     root.backward(factor)
             gradients[lane] = {name: digest(weight.grad) for name, weight in model.named_parameters()}

@@ -131,7 +131,7 @@ class TrainJob(Job):
             history = RunRecord(self.run_dir.record)
             run_id = history.begin(start)
             folder.remove_leftovers(logger.warning)
-            keep_sources(run.training.runner.task, self.config.search_path, self.run_dir.sources)
+            keep_sources(run.runner.task, self.config.search_path, self.run_dir.sources)
             pins = "".join(f"# {name}: {value}\n" for name, value in exact_pins(world.device).items())
             replace_text(self.run_dir.config, f"{pins}{dump_config(self.config)}")
             is_due = run.evaluation is not None and run.evaluation.is_due

@@ -55,7 +55,7 @@ class LaneJob(PlannedJob):
         run, pass_, step, lane = replay.engine.run, replay.engine.step.pass_, replay.num_taken, self.lane
         if run.reducer.forward_is_collective:
             raise ConfigError("under fsdp no lane runs alone. Leave distributed.reducer out.")
-        runner, model = run.training.runner, run.reducer.model
+        runner, model = run.runner, run.reducer.model
         kept = StepBatches(iter(to_device(replay.batches, run.world.device)))
         pass_.begin(step)
         if lane not in (present := kept.turn.present):
@@ -98,7 +98,7 @@ def _gradients(model: torch.nn.Module, root: Any, factor: Any) -> dict[str, torc
 
 def _losses(replay: Replay, kept: StepBatches, lane: int) -> Iterator[tuple[LaneTurn, LaneLoss]]:
     """Yield the loss of a lane, if this process has it, and of others that it depends on. Collective."""
-    step, runner, model = replay.engine.step, replay.engine.training.runner, replay.engine.reducer.model
+    step, runner, model = replay.engine.step, replay.engine.run.runner, replay.engine.reducer.model
     message, scale = step.pass_.message, step.pass_.message.loss_scale
     needs_unit = scale is not None and not scale.has_unit  # of the loss scale, which another lane gives
     if runner.loss_method == "loss" and not runner.has_several_losses and not needs_unit:
@@ -121,7 +121,7 @@ def _mean(loss: LaneLoss) -> float:
 
 def _samples_alone(run: Run, batch: LaneBatch) -> tuple[list[tuple[int, float]], str]:
     """Return each sample of a lane with its loss alone, or why there is none: BatchNorm needs several."""
-    runner, model, found = run.training.runner, run.reducer.model, list[tuple[int, float]]()
+    runner, model, found = run.runner, run.reducer.model, list[tuple[int, float]]()
     try:
         for one in to_device(_cut(run, batch), run.world.device):
             with kept_buffers([model]):
