@@ -52,6 +52,6 @@ def _train_part(
                 break
         state = run.state.take()
         state["stream"] = json.dumps(state["stream"])
-        done[name] = state_bytes(run.training.model), run.loader.end_of(0).num_samples, state
+        done[name] = state_bytes(run.training.model), run.loader.num_samples_after(0), state
         steps.close()
     return done

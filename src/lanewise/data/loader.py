@@ -19,8 +19,6 @@ class StepEnd(NamedTuple):
 
     epoch: int
     ends_epoch: bool
-    num_samples: int
-    """Samples of all lanes in the run so far, with this step."""
 
 
 @final
@@ -68,9 +66,12 @@ class LaneLoader:
 
     def end_of(self, step: int) -> StepEnd:
         """Tell where a step was, of a stream only the last one that was taken. Step -1 ends an epoch."""
-        schedule, done = self.order.schedule, step + 1
-        ends_epoch = done % schedule.steps_per_epoch == 0
-        return StepEnd(step // schedule.steps_per_epoch, ends_epoch, schedule.num_samples_before(done))
+        epoch, number = divmod(step, self.order.schedule.steps_per_epoch)
+        return StepEnd(epoch, number + 1 == self.order.schedule.steps_per_epoch)
+
+    def num_samples_after(self, step: int) -> int:
+        """Count the samples of all lanes in the run so far, with this step; of a stream only the last one."""
+        return self.order.schedule.num_samples_before(step + 1)
 
     def samples_of(self, step: int, lane: int) -> Sequence[int]:
         """Return the indices of the samples that a lane, of any process, has in a step.

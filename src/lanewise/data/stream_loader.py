@@ -156,7 +156,10 @@ class StreamLoader:
 
     def end_of(self, step: int) -> StepEnd:
         is_border = self._upcoming is None
-        return StepEnd(self._epoch - is_border, is_border, self._num_samples)
+        return StepEnd(self._epoch - is_border, is_border)
+
+    def num_samples_after(self, step: int) -> int:
+        return self._num_samples
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next step begins. Collective: every rank must call this.

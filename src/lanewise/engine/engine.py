@@ -74,7 +74,7 @@ class Engine:
         self.stop_reason: str | None = None
         """Why a callback wanted the run to end, on the rank that has the callbacks; None where none did."""
         self._is_ended_by_callback = False
-        self._num_before = self._num_logged = run.loader.end_of(first_step - 1).num_samples
+        self._num_before = self._num_logged = run.loader.num_samples_after(first_step - 1)
         """Samples of all lanes before this start, and up to the last logged step."""
         self._record = record
         reader = run.loader.reader
@@ -199,7 +199,7 @@ class Engine:
 
     def _count_samples(self, report: StepReport, interval: IntervalReport) -> StepReport:
         """Complete the report of a logged step."""
-        before, self._num_logged = self._num_logged, self.run.loader.end_of(report.step).num_samples
+        before, self._num_logged = self._num_logged, self.run.loader.num_samples_after(report.step)
         return report._replace(interval=replace(interval, num_samples=self._num_logged - before))
 
     def close(self) -> None:
@@ -293,7 +293,7 @@ class Engine:
             remedy = f", up to train.{key}. Raise it to continue" if self.ends_with(end - 1) else ""
             logger.info("nothing was left to train: all %s steps were taken before%s", f"{end:,}", remedy)
             return
-        num_samples = self.run.loader.end_of(end - 1).num_samples - self._num_before
+        num_samples = self.run.loader.num_samples_after(end - 1) - self._num_before
         num_samples -= self._reads.num_skipped_by_all
         logger.info(
             "trained %s steps on %s samples in %.1f s: %s samples/s over all processes",

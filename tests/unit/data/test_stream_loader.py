@@ -200,4 +200,4 @@ def test_a_further_pass_over_the_lanes_of_a_step_is_no_step():
         to_source = next(batches).to_source
         for _ in range(2):
             to_source.receive(to_source.numbers)
-        assert loader.end_of(step).num_samples == 2 * (step + 1)
+        assert loader.num_samples_after(step) == 2 * (step + 1)

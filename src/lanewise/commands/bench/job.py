@@ -180,10 +180,10 @@ class _MeasuredRun:
         loader processes have read ahead.
         """
         measured = self._run.phases
-        end_of = self._run.loader.end_of
+        num_samples_after = self._run.loader.num_samples_after
         *_, report = islice(self._steps, 1 + self._num_read_ahead)
         measured.take()()
-        num_before, num_units, times = end_of(report.step).num_samples, 0.0, []
+        num_before, num_units, times = num_samples_after(report.step), 0.0, []
         begin = time.perf_counter()
         for report in islice(self._steps, num_steps):
             num_units += report.totals.weight
@@ -194,7 +194,7 @@ class _MeasuredRun:
         for read in times:
             phases.update(read().phases)  # waits for the device
         seconds = time.perf_counter() - begin
-        num_samples = end_of(report.step).num_samples - num_before
+        num_samples = num_samples_after(report.step) - num_before
         return BenchTurn(num_steps, seconds, num_samples, num_units, dict(phases))
 
     @property
