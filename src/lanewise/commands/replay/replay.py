@@ -4,7 +4,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -189,7 +189,7 @@ class ReplayedStep:
     """The numbers of its line of metrics, if it has one: of the steps since the line before it."""
     digests: Mapping[str, str]
     """Of each tensor of the state after it."""
-    lanes: Mapping[int, Sequence[float]]
+    lanes: Mapping[int, Sequence[float]] = field(default_factory=dict)
     """Loss sum, weight and metrics of each lane."""
 
 
