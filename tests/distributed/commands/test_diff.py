@@ -14,8 +14,7 @@ from lanewise import Loss, Task
 from lanewise.commands.diff import diff as module
 from lanewise.commands.diff.diff import DiffReport, diff
 from lanewise.commands.jobs.train import TrainJob
-from lanewise.config import CheckpointConfig, IntegrityConfig, OrderConfig, RunConfig
-from lanewise.config.run import EveryConfig
+from lanewise.config import CheckpointConfig, EveryConfig, IntegrityConfig, OrderConfig, RunConfig
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import World
 from lanewise.runs.dir import RunDir

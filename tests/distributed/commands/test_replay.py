@@ -23,12 +23,12 @@ from lanewise.config import (
     CheckpointConfig,
     DistributedConfig,
     EvaluateConfig,
+    EveryConfig,
     IntegrityConfig,
     RunConfig,
     SchedulerConfig,
 )
 from lanewise.config.class_path import add_search_path
-from lanewise.config.run import EveryConfig
 from lanewise.engine import observers
 from lanewise.engine.run import build
 from lanewise.processes.device.determinism import set_determinism
