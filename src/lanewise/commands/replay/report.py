@@ -139,7 +139,7 @@ def audit(run_dir: Path, count: int, seed: int, overrides: Sequence[Override], *
         CheckpointError: if the run wrote nothing that can be compared, or does not promise equal bytes.
     """
     written = read_written(RunDir(run_dir), 0)
-    known = sorted({*written.digests, *written.lines})
+    known = sorted(written.digests or written.lines)
     drawn = sorted(random.Random(seed).sample(known, min(count, len(known))))
     plans = [plan_replay(run_dir, step, overrides, **given) for step in drawn]
     if not plans or any(plan.config.distributed.equality != "exact" for plan in plans):
