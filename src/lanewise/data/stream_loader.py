@@ -62,7 +62,7 @@ class StreamLoader:
         self._upcoming: Sequence[int] | None = None
         """Samples of each lane in the next step; None where it begins an epoch."""
         self._taken: tuple[int, Sequence[int]] = 0, ()
-        """The first step of the epoch of the last step, and the samples of each lane in the last step."""
+        """The number in the epoch of the step whose batches were read last, and the samples of each lane."""
         self._resumed: LaneStart | None = None
         """Where to go on, until the lanes are open."""
         self._opened = StreamLanes(self.reader, self.num_workers, pin_memory=self.pin_memory)
@@ -101,6 +101,7 @@ class StreamLoader:
                 self._begin()
             assert self._upcoming is not None
             lanes = self._opened
+            self._taken = self._step - self._first_step, self._upcoming
             present = tuple(lane for lane, number in enumerate(self._upcoming) if number)
             own = [lane for lane in self.lanes if self._upcoming[lane]]
             if not own:
@@ -135,7 +136,6 @@ class StreamLoader:
         if step < self._step:  # another pass over its lanes
             return
         assert self._upcoming is not None
-        self._taken = self._first_step, self._upcoming
         self._step += 1
         self._num_samples += sum(self._upcoming)
         self._upcoming = upcoming_of(numbers)
@@ -147,8 +147,7 @@ class StreamLoader:
         return min(upcoming) < self.reader.cut.micro_batch_size if self.drop_last else not any(upcoming)
 
     def samples_of(self, step: int, lane: int) -> Sequence[int]:
-        cut, (first_step, num_samples) = self.reader.cut, self._taken
-        place = step - first_step
+        cut, (place, num_samples) = self.reader.cut, self._taken
         if not self.reader.is_lane_aware and cut.window_steps == 1:
             place = place * cut.num_lanes + lane
         first = place * cut.micro_batch_size

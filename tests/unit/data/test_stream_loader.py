@@ -75,7 +75,7 @@ def test_the_samples_of_each_lane_are_known_in_their_step(stream):
         assert list(loader.samples_of(batch.turn.step, batch.turn.lane)) == list(batch.indices)
         num_batches += 1
         if batch.turn.is_last:
-            loader.note(batch.upcoming)
+            batch.to_source.receive(batch.to_source.numbers)
         if loader.is_over:
             break
     assert num_batches == 2 * (6 if isinstance(stream, Lengths) else 10)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from lanewise.commands.diff.recorded import Parting, Record, Setting, compare, differing
+from lanewise.commands.diff.recorded import Parting, Record, SettingPair, compare, differing
 from lanewise.commands.diff.traced import Cause, DiffJob, cause_of_record, causes_in
 from lanewise.commands.jobs.start import start
 from lanewise.commands.replay.plan import plan_replay
@@ -30,7 +30,7 @@ class DiffReport:
     """Whether both are `exact`, so that only a cause makes them differ."""
     last_step: int
     """The last step that both took."""
-    settings: Sequence[Setting]
+    settings: Sequence[SettingPair]
     samples: Parting
     digests: Parting
     metrics: Parting
@@ -119,7 +119,7 @@ def diff(
     return replace(found, causes=causes)
 
 
-def _sources(records: Sequence[Record], settings: Sequence[Setting]) -> Iterator[str]:
+def _sources(records: Sequence[Record], settings: Sequence[SettingPair]) -> Iterator[str]:
     """Yield the differences between the modules that both runs kept."""
     for one in settings:
         pairs = zip(records, one.values, strict=True)

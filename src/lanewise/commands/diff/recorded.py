@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from lanewise.commands.replay.plan import Written, read_written
-from lanewise.commands.verify.audit import Plan
+from lanewise.commands.verify.audit import ReadingPlan
 from lanewise.commands.verify.lane_record import MAX_LANES
 from lanewise.errors import DataError, RunDirError
 from lanewise.lanes import SampleOrder
@@ -69,7 +69,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingPair:
     """Something in which the starts differ that took the same steps of two runs."""
 
     name: str
@@ -107,15 +107,17 @@ class Parting:
         return ", ".join(equal) or "not known of any step of both"
 
 
-def compare(mine: Record, theirs: Record, last_step: int) -> tuple[list[Setting], Parting, Parting, Parting]:
+def compare(
+    mine: Record, theirs: Record, last_step: int
+) -> tuple[list[SettingPair], Parting, Parting, Parting]:
     """Return in what the starts of common steps differ, and how samples, digests and metrics part."""
     settings, samples = _settings(mine, theirs, last_step), _samples(mine, theirs, last_step)
     return settings, samples, *_written(mine.written, theirs.written)
 
 
-def _settings(mine: Record, theirs: Record, last_step: int) -> list[Setting]:
+def _settings(mine: Record, theirs: Record, last_step: int) -> list[SettingPair]:
     """Return in what the starts differ that took the steps which both runs have."""
-    found: dict[str, Setting] = {}
+    found: dict[str, SettingPair] = {}
     for first, last, starts in _segments(mine, theirs, last_step):
         a, b = (dict(_flat({part: start.get(part, {}) for part in _PARTS})) for start in starts)
         for name in differing(a, b):
@@ -123,7 +125,7 @@ def _settings(mine: Record, theirs: Record, last_step: int) -> list[Setting]:
             key = repr((name, values))
             if name != "config.train.run_dir":
                 begin = found[key].first_step if key in found else first
-                found[key] = Setting(name, values, begin, last)
+                found[key] = SettingPair(name, values, begin, last)
     return list(found.values())
 
 
@@ -165,7 +167,7 @@ def _order(run: Record, start: Mapping[str, Any]) -> SampleOrder | None:
     """
     plan = {**start["plan"], "step": start["first_step"]}
     with reading(run.run_dir.record), suppress(DataError):
-        return Plan.from_line(plan, run.run_dir.audit).order if "order" in plan else None
+        return ReadingPlan.from_line(plan, run.run_dir.audit).order if "order" in plan else None
     return None
 
 

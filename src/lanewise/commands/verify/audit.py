@@ -64,7 +64,7 @@ class Audit:
             raise CheckpointError(f"there is no audit in {folder.parent}. Train with --audit.")
         with reading(plans):
             self._plans = [
-                StreamPlan.from_line(line) if "stream" in line else Plan.from_line(line, folder)
+                StreamPlan.from_line(line) if "stream" in line else ReadingPlan.from_line(line, folder)
                 for line in _lines(plans)
             ]
         self.steps: dict[int, dict[int, list[LaneRecord]]] = defaultdict(lambda: defaultdict(list))
@@ -104,7 +104,7 @@ class Audit:
                 with reading(self._folder):  # an order of other tables than it was made from
                     problems += _compare(step, lane, records, plan)
                 num_samples += records[0].num_samples
-                if isinstance(plan, Plan) and plan.order is None:
+                if isinstance(plan, ReadingPlan) and plan.order is None:
                     seen[(step - 1) // plan.schedule.steps_per_epoch + 1].update(records[0].indices)
                 if skipped := records[0].num_skipped:
                     notes.append(f"step {step}, lane {lane}: {skipped} samples could not be read")
@@ -149,13 +149,13 @@ class Audit:
         lanes = self.steps.get(step, {})
         return [lane for lane in self._plan(step).present_lanes(step, lanes) if lane not in lanes]
 
-    def _plan(self, step: int) -> "Plan | StreamPlan":
+    def _plan(self, step: int) -> "ReadingPlan | StreamPlan":
         """Return the plan of a step, which is that of the last start of the run at or before this step."""
         return [plan for plan in self._plans if plan.first_step <= step][-1]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReadingPlan:
     """Which samples were due from a step on."""
 
     first_step: int
@@ -167,7 +167,7 @@ class Plan:
     """Whether an epoch may lack samples that the order did not draw, or repeat samples."""
 
     @classmethod
-    def from_line(cls, line: Mapping[str, Any], folder: Path) -> "Plan":
+    def from_line(cls, line: Mapping[str, Any], folder: Path) -> "ReadingPlan":
         """Read a line of `plan.jsonl`, and the tables beside it."""
         sizes = {key: count(line[key]) for key in ("num_samples", "global_batch_size", "micro_batch_size")}
         schedule = Schedule(**sizes, drop_last=bool(line["drop_last"]))
@@ -195,7 +195,9 @@ class Plan:
         return step % self.schedule.steps_per_epoch == 0
 
 
-def _compare(step: int, lane: int, records: list[LaneRecord], plan: "Plan | StreamPlan") -> Iterator[str]:
+def _compare(
+    step: int, lane: int, records: list[LaneRecord], plan: "ReadingPlan | StreamPlan"
+) -> Iterator[str]:
     place = f"step {step}, lane {lane}"
     if len(records) > 1:
         yield f"{place}: trained {len(records)} times ({', '.join(record.file for record in records)})"

@@ -72,9 +72,9 @@ class JsonlLogger(JsonCallback):
         self._lines.write({"event": JUMP, **_place(columns["epoch"], step), **jump})
         has_lane, at = largest["lane"] is not None, largest["step"]
         logger.warning(
-            "the loss jumped to %.4g up to step %d, from %.4g before. The largest was %.4g, in %sstep %d%s. "
+            "the loss jumped from %.4g to %.4g in the line of step %d. The largest was %.4g, in %sstep %d%s. "
             "To see it again: lanewise replay %s --step %d%s",
-            *(loss, step, before, largest["loss"], f"lane {largest['lane']} of " * has_lane, at),
+            *(before, loss, step, largest["loss"], f"lane {largest['lane']} of " * has_lane, at),
             f", samples {shorten(largest['samples'])}" * has_lane,
             *(shlex.quote(str(self._run_dir)), at, f" --lane {largest['lane']}" * has_lane),
         )

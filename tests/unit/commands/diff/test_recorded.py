@@ -10,7 +10,7 @@ import pytest
 from lanewise.commands.diff.recorded import (
     Parting,
     Record,
-    Setting,
+    SettingPair,
     compare,
 )
 from lanewise.errors import RunDirError
@@ -71,7 +71,7 @@ def test_a_setting_of_a_later_start_differs_from_its_first_step_on(tmp_path):
     a = run(tmp_path / "a", [start()])
     b = run(tmp_path / "b", [start(), start(7, lr=0.5), {"event": "end"}, start(7, lr=0.2)])
     found = compare(a, b, 9)[0]
-    assert found == [Setting("config.optimizer.init_args.lr", (0.1, 0.2), 7, 9)]
+    assert found == [SettingPair("config.optimizer.init_args.lr", (0.1, 0.2), 7, 9)]
     assert compare(a, b, 6)[0] == []
 
 

@@ -128,7 +128,7 @@ def test_samples_are_asked_for_at_the_end_but_of_a_stream_in_their_own_step():
     assert asked == [(1, 0)]
     for number, loss in enumerate((1.0, 2.0, 1.5)):
         totals = step_of((loss, 1.0))
-        totals.upcoming = [2]
+        totals.to_source = [2]
         interval.add(number, totals)
     assert asked[1:] == [(0, 0), (1, 0)]
     assert interval.take().largest == LargestLoss(2.0, 1, 0, [1, 0])

@@ -238,7 +238,7 @@ def test_a_jump_is_a_line_and_a_warning_also_where_the_run_goes_on(tmp_path, cap
     assert first.steps == [25]
     (said,) = caplog.messages
     assert said == (
-        "the loss jumped to 9 up to step 25, from 2.05 before. The largest was 40, in lane 3 of step 25, "
+        "the loss jumped from 2.05 to 9 in the line of step 25. The largest was 40, in lane 3 of step 25, "
         f"samples [7, 11]. To see it again: lanewise replay {tmp_path} --step 25 --lane 3"
     )
     whole = lines_of(tmp_path / "m")
