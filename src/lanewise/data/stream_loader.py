@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, final
+from weakref import proxy
 
 from lanewise.data.lane_reader import LaneBatch, ToSource
 from lanewise.data.loader import StepEnd
@@ -129,7 +130,8 @@ class StreamLoader:
     def _to_source(self, upcoming: Sequence[int]) -> ToSource:
         """Send how many samples each lane of this process has in the next step."""
         numbers = [*upcoming, *[-1] * (self.most_lanes - len(upcoming))]  # as many as other processes send
-        return ToSource(numbers, partial(self._end_step, self._step))
+        # Weakly: a loader in a cycle with its batch is collected late, in five seconds for each worker.
+        return ToSource(numbers, partial(StreamLoader._end_step, proxy(self), self._step))
 
     def _end_step(self, step: int, numbers: Sequence[float]) -> None:
         """Go on to the next step, by what all processes sent."""

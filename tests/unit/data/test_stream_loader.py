@@ -1,8 +1,10 @@
 """Lanes of a stream end at any time: each sample comes once, and its step depends on no process."""
 
 import math
+import weakref
 from collections import Counter
 from functools import partial
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -79,6 +81,17 @@ def test_the_samples_of_each_lane_are_known_in_their_step(stream):
         if loader.is_over:
             break
     assert num_batches == 2 * (6 if isinstance(stream, Lengths) else 10)
+
+
+def test_a_batch_that_is_kept_does_not_keep_its_loader():
+    """In a cycle with its batches a loader was collected late, and each of its workers took five seconds."""
+    cut = StreamCut(4, 2, 1)
+    loader = StreamLoader(StreamReader(Lengths(3, 3, 3, 3), list, 0, cut, range(4)), lambda own: [own], 1)
+    kept = list(islice(loader.batches(0, None), 4))
+    assert kept[-1].to_source is not None
+    seen = weakref.ref(loader)
+    del loader
+    assert seen() is None
 
 
 def test_a_lane_that_is_far_longer_than_the_others():
