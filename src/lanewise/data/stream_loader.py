@@ -131,9 +131,9 @@ class StreamLoader:
         """Send how many samples each lane of this process has in the next step."""
         numbers = [*upcoming, *[-1] * (self.most_lanes - len(upcoming))]  # as many as other processes send
         # Weakly: a loader in a cycle with its batch is collected late, in five seconds for each worker.
-        return ToSource(numbers, partial(StreamLoader._end_step, proxy(self), self._step))
+        return ToSource(numbers, partial(StreamLoader.end_step, proxy(self), self._step))
 
-    def _end_step(self, step: int, numbers: Sequence[float]) -> None:
+    def end_step(self, step: int, numbers: Sequence[float]) -> None:
         """Go on to the next step, by what all processes sent."""
         if step < self._step:  # another pass over its lanes
             return
