@@ -8,14 +8,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, final
 
-from lanewise.commands.replay.plan import Written, read_written
+from lanewise.commands.replay.plan import Written, read_starts, read_written, start_of
 from lanewise.commands.verify.audit import ReadingPlan
 from lanewise.commands.verify.lane_record import MAX_LANES
 from lanewise.errors import DataError, RunDirError
 from lanewise.lanes import SampleOrder
 from lanewise.runs.dir import RunDir
 from lanewise.runs.file import reading
-from lanewise.runs.report.lines import JsonLinesReader
 from lanewise.runs.report.status import read_status
 
 _PARTS = ("config", "sources", "versions", "dataset", "devices")
@@ -40,19 +39,11 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self.run_dir = RunDir(path)
-        self.starts: list[dict[str, Any]] = []
-        """The starts that took steps, the first one first."""
-        for line in JsonLinesReader(self.run_dir.record):
-            first_step = line.get("first_step")
-            if (
-                line.get("event") == "start"
-                and type(first_step) is int
-                and isinstance(line.get("config"), dict)
-            ):
-                self.starts = [start for start in self.starts if start["first_step"] < first_step]
-                self.starts.append(line)
-        if not self.starts:
+        starts = read_starts(self.run_dir)
+        if not any(start["first_step"] == 1 for start in starts):
             raise RunDirError(f"there is no run in {path} (run.jsonl). Name the run_dir of a run.")
+        self.starts = [start for start in starts if start_of(starts, start["first_step"]) is start]
+        """The starts that took steps, the first one first."""
         self.last_step = read_status(path).step or 0
         """The last step that is known, from 1."""
         self.written = read_written(self.run_dir, 0)
@@ -62,10 +53,6 @@ class Record:
             )
             for start in self.starts:
                 start["plan"] = _plan(start)
-
-    def start_of(self, step: int) -> dict[str, Any]:
-        """Return the start that took a step, from 1."""
-        return ([start for start in self.starts if start["first_step"] <= step] or self.starts)[-1]
 
 
 @dataclass(frozen=True)
@@ -213,7 +200,7 @@ def _segments(mine: Record, theirs: Record, last_step: int) -> Iterator[tuple[in
     starts = {start["first_step"] for record in (mine, theirs) for start in record.starts}
     firsts = sorted(step for step in starts if step <= last_step)
     for first, following in zip(firsts, [*firsts[1:], last_step + 1], strict=True):
-        yield first, following - 1, (mine.start_of(first), theirs.start_of(first))
+        yield first, following - 1, (start_of(mine.starts, first), start_of(theirs.starts, first))
 
 
 def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -114,17 +114,17 @@ def plan_replay(
         ConfigError: if the configuration has a mistake.
     """
     folder = RunDir(run_dir)
-    starts = [line for line in JsonLinesReader(folder.record) if _is_start(line)]
+    starts = [one for one in read_starts(folder) if {"distributed", "train"} <= one["config"].keys()]
     if step < 1 or not any(start["first_step"] == 1 for start in starts):
         what = f"step {step} is none: they count from 1" if starts else f"{run_dir} holds no run"
         raise CheckpointError(f"{what}. Name a run_dir, whose run.jsonl is whole, and a step of the run.")
-    chain = [_start_before(starts, step + 1)]
+    chain = [start_of(starts, step)]
     last_step = chain[0].get("last_step")
     if last_step is not None and step > last_step:
         raise CheckpointError(f"the run {run_dir} has {last_step} steps: got step {step}. Name one of them.")
     num_taken = _newest_good(folder, (before or step) - 1)
     while chain[0]["first_step"] - 1 > num_taken:
-        chain.insert(0, _start_before(starts, chain[0]["first_step"]))
+        chain.insert(0, start_of(starts, chain[0]["first_step"] - 1))
     segments: list[Segment] = []
     untrusted: tuple[str, ...] = ()
     for number, start in enumerate(chain):
@@ -168,18 +168,22 @@ def read_written(run_dir: RunDir, after: int, up_to: int | None = None) -> Writt
     return written
 
 
-def _is_start(line: Mapping[str, Any]) -> bool:
-    """Tell whether a line of run.jsonl is a whole one of a start."""
-    is_whole = isinstance(line.get("config"), dict) and {"distributed", "train"} <= line["config"].keys()
-    return line.get("event") == "start" and type(line.get("first_step")) is int and is_whole
+def read_starts(run_dir: RunDir) -> list[dict[str, Any]]:
+    """Return the lines of run.jsonl that tell of a start, the first one first."""
+    return [
+        line
+        for line in JsonLinesReader(run_dir.record)
+        if line.get("event") == "start" and type(line.get("first_step")) is int
+        if isinstance(line.get("config"), dict)
+    ]
 
 
-def _start_before(starts: Sequence[Mapping[str, Any]], step: int) -> Mapping[str, Any]:
-    """Return the start that took the step before this one: the last that began before it.
+def start_of(starts: Sequence[Mapping[str, Any]], step: int) -> Mapping[str, Any]:
+    """Return the start that took a step, from 1: the last that began with it or before.
 
     Lines of a step that a later start took again are gone; so is what an earlier one did there.
     """
-    return [start for start in starts if start["first_step"] < step][-1]
+    return [start for start in starts if start["first_step"] <= step][-1]
 
 
 def _newest_good(run_dir: RunDir, up_to: int) -> int:

@@ -58,12 +58,12 @@ class Replay:
         """Compare what equal bytes depend on besides the configuration, as a resume does."""
         now, there = exact_pins(self._world.device), self.plan.start.get("versions", {})
         names = sorted({"torch", "cpu_capability", "gpu", "tf32"} & (now.keys() | there.keys()))
-        told = [f"{name} was {there.get(name)}, and is {now.get(name)} here" for name in names]
-        told = [text for name, text in zip(names, told, strict=True) if there.get(name) != now.get(name)]
-        if told and self.plan.config.distributed.equality == "exact" and "exact" not in self.plan.allow:
+        names = [name for name in names if there.get(name) != now.get(name)]
+        if names and self.plan.config.distributed.equality == "exact" and "exact" not in self.plan.allow:
+            differing = (f"{name} was {there.get(name)}, and is {now.get(name)} here" for name in names)
             raise CheckpointError(
-                f"equal bytes depend on what differs: {'; '.join(told)}. Replay where that is alike, or add "
-                "--allow exact, and compare no bytes."
+                f"equal bytes depend on what differs: {'; '.join(differing)}. Replay where that is alike, or "
+                "add --allow exact, and compare no bytes."
             )
 
     def _begin(self, saved: CheckpointFolder | None) -> Engine:
