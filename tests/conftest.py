@@ -26,7 +26,10 @@ _CACHE = pytest.StashKey[str]()
 
 pin_environment(threads=1, equality="exact")
 # Warnings are errors in the processes that tests start as well; pytest's own setting ends at this process.
-os.environ["PYTHONWARNINGS"] = "error::FutureWarning,error::UserWarning"
+# Torch's, of a machine with fewer cores than workers, is of the machine.
+os.environ["PYTHONWARNINGS"] = (
+    "error::FutureWarning,error::UserWarning,ignore:This DataLoader will create:UserWarning"
+)
 # The server imports libraries that ask for GPUs while they are imported. Without this, torch would answer by
 # the driver, which a process that forks must not open.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
