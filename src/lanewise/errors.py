@@ -13,6 +13,7 @@
     +-- LaunchError             1   a worker process failed
     +-- PreemptedError         75   a signal stopped the run, after a checkpoint was saved: start it again
 
+An exit code is also explained in `_HELP` of `cli/main.py`.
 A user's mistake is shown as its message alone, without a traceback; an `AssertionError` is a bug of ours.
 """
 

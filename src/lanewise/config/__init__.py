@@ -2,7 +2,8 @@
 
 A key is a field, with a docstring, of its section's class. The class of a section stands in the file of its
 name; the top level, batch, train, log, evaluate, checkpoint and integrity in `run`, compile in `memory`, and
-ssh, slurm and kubernetes in `launchers`.
+ssh, slurm and kubernetes in `launchers`. A key that changes results is also in `identify` of
+`engine/state/resume_check.py`, so that no run goes on with another value.
 
 The modules that read files (`load`) and import the user's classes (`classes`) are not exported here: an own
 loop needs neither, and their parsers take longer to import than all of this.

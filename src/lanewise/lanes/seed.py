@@ -2,7 +2,7 @@
 
 Each seed is the BLAKE2b digest (RFC 7693) of a purpose and a few integers: streams of different purposes,
 lanes, steps and samples are unrelated, and neighbouring numbers give unrelated seeds. Whoever changes a seed
-raises `_RANDOM_NUMBERS` in `engine/state/resume_check.py`, so that no run goes on under other seeds.
+raises `_RANDOM_NUMBERS` in `engine/state/resume_check.py`, so that no exact run goes on under other seeds.
 """
 
 from hashlib import blake2b

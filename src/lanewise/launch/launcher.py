@@ -17,7 +17,8 @@ class Launcher(ABC):
     """Starts the workers of a job, and waits for all of them.
 
     A new one is a file here, a name in `LauncherName` (`config/launchers.py`) and a line in the table of
-    `commands/jobs/launchers.py`.
+    `commands/jobs/launchers.py`. If it has a section, this is a field of `config/distributed.py`, and a name
+    in `_OF_LAUNCHERS` of `kubernetes.py`.
     """
 
     @abstractmethod

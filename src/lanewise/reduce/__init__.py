@@ -1,7 +1,8 @@
 """How the gradients of all lanes become one; owns every difference between the modes.
 
 A new reducer is a name in `config/reducers.py`, with what is known of it, a file here, and a line in
-`build.py`.
+`build.py`. `plan` takes its formula by what is known of it; one that needs other memory has its own in
+`commands/plan/formulas.py`.
 """
 
 from lanewise.reduce.blocks import find_blocks as find_blocks

@@ -56,11 +56,12 @@ class Pass:
     """Has the model, runs the lanes on it, and sums their gradients over all processes in `finish`."""
     spread: Spread
     buffers: LaneBuffers
-    """The message tells which of them lanes changed; their values travel in `merge`."""
+    """`changes` is the largest change by a lane here, of each pack of them; values travel in `merge`."""
     phases: Phases
     """Measures how long each takes, and tells the heartbeat."""
     message: StepMessage
-    """Carries each lane's loss and weight to all processes; `receive` adds them up."""
+    """Carries each lane's loss and weight to all processes; `receive` adds them up. Its `scale` is the factor
+    of the fp16 loss scale; 1 in other formats."""
     rules: Sequence[Callable[[LaneTurn], None]]
     """Each is called with this process's first turn of a step, and may raise TaskError; see `build_pass`."""
     looks: list[Look]
@@ -70,7 +71,7 @@ class Pass:
     log: LogInterval | None
     """Which steps are logged, by their number, or as the last one of a stream; None: none is."""
     vote: Callable[[], Votes]
-    """What this process wants after a step."""
+    """What this process wants after a step: to save, to stop or to end. One process that does is enough."""
 
     def begin(self, step: int) -> None:
         """Begin the pass."""
@@ -139,13 +140,15 @@ class Pass:
                 self.buffers.end(turn, batch.num_samples)
             for look in self.looks:
                 look.after_forward(turn, loss)
-            self.message.add(batch, loss)  # in the first step it fixes the scale
+            self.message.add(batch, loss)  # the run's first lane fixes the unit of the fp16 loss scale
             # During its last backward the message travels, and so do gradients (fsdp: in each).
             if turn.is_last:
                 self._last_turn = turn
                 self._is_due = self.log is not None and self.log.is_due(turn.step)
                 is_compared = self._is_due and self.spread.world.world_size > 1  # to find the slowest rank
-                seconds = [self.phases.computed_seconds()] if is_compared else ()  # of earlier steps
+                seconds = (
+                    [self.phases.computed_seconds()] if is_compared else ()
+                )  # of a step before, on average
                 votes, changes = self.vote(), self.buffers.changes
                 self.message.send(batch, votes=votes, buffer_changes=changes, computed_seconds=seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
@@ -217,7 +220,8 @@ class TrainStep:
 
     pass_: Pass
     losses: LaneLosses
-    """Runs forward and loss of each lane, when it is asked for the next one."""
+    """Runs forward and loss of each lane when it is asked for it; of a round of replicas, or for a loss of
+    all samples, those of several lanes before it yields the first."""
     runner: LaneRunner
     """Has the seed of the update, and the name of the loss."""
     training: Training
