@@ -24,8 +24,15 @@ ROOT = Path(__file__).parents[1]
 MNIST = ROOT / "examples" / "mnist" / "mnist.yaml"
 REDUCERS = ("single", "ddp", "fsdp", "data_parallel", "balanced_data_parallel")
 PRECISIONS = ("float32", "bf16")
-GPTS = (("124M", 8, 60.0), ("124M", 32, 90.0), ("350M", 16, 90.0))
-"""Sizes and micro-batches that are measured, and for how many seconds."""
+GPTS = (
+    ("124M", 8, 50.0),
+    ("124M", 32, 80.0),
+    ("350M", 16, 80.0),
+    ("char", 8, 10.0),
+    ("char", 256, 10.0),
+)
+"""Sizes and micro-batches that are measured, and for how many seconds. The last two show what the host costs
+a small model, and whether a larger micro-batch hides it."""
 TINY = (("tiny", 4, 10.0),)
 BENCH_SECONDS = 120.0
 

@@ -64,6 +64,8 @@ class Size(NamedTuple):
 SIZES = {
     "124M": Size(GPTConfig(num_layers=12, num_heads=12, width=768, context=1024, dropout=0.0), 50304),
     "350M": Size(GPTConfig(num_layers=24, num_heads=16, width=1024, context=1024, dropout=0.0), 50304),
+    # Of examples/char_gpt, whose kernels are so short that a device waits for the host.
+    "char": Size(GPTConfig(num_layers=4, num_heads=4, width=128, context=64, dropout=0.1), 128),
     "tiny": Size(GPTConfig(num_layers=2, num_heads=2, width=32, context=32, dropout=0.0), 128),
 }
 
