@@ -59,6 +59,7 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(tmp_path):
 
 def test_a_package_that_a_project_needs_is_named_before_it_is_trained(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mlxtend", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "mnist", raising=False)  # another test may have imported the example
     monkeypatch.chdir(tmp_path)
     assert main(["init", "project", "--from", "mnist"]) == 0
     shown = capsys.readouterr().out.splitlines()
