@@ -1,7 +1,5 @@
 """`lanewise predict CONFIG_OR_RUN --output FILE`."""
 
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 from lanewise.cli.evaluate import DRY_RUN, RUN_OR_MODEL, TRUST, WEIGHTS
 from lanewise.errors import ConfigError, TaskError
-from lanewise.runs.file import replacing
+from lanewise.runs.file import dump_json, replacing
 
 _OUTPUT = Argument("--output", "what to write, a file that ends in .jsonl or .safetensors", "FILE", read_path)
 _DATASET = Argument[str | None](
@@ -59,17 +57,15 @@ def write(predictions: Sequence[Any], path: Path) -> None:
 def _write_lines(predictions: Sequence[Any], path: Path) -> None:
     with replacing(path) as new, new.open("x", encoding="utf-8") as file:
         for prediction in predictions:
-            file.write(json.dumps(_to_json(prediction), allow_nan=False) + "\n")
+            file.write(dump_json(_to_json(prediction)) + "\n")
 
 
 def _to_json(value: Any) -> Any:
-    """Return numbers in dicts and lists for tensors in them; null for those that JSON does not have."""
+    """Return numbers in dicts and lists for tensors in them."""
     if isinstance(value, Mapping):
         return {str(key): _to_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return list(map(_to_json, value))
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     if isinstance(value, complex):
         raise TaskError("JSON has no complex numbers. Use an --output that ends in .safetensors.")
     return _to_json(value.tolist()) if hasattr(value, "tolist") else value

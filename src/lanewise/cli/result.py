@@ -1,6 +1,5 @@
 """Shows the result of a command: on the terminal, and as JSON in a file."""
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lanewise.cli.arguments import Argument, read_path
 from lanewise.errors import LanewiseError, LaunchError, plain_lines, wrapped
-from lanewise.runs.file import writing
+from lanewise.runs.file import dump_json, writing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,7 +55,7 @@ def show_result(result: Result, heading: str, file: Path | None) -> None:
 
 def write_json(file: Path, result: Mapping[str, Any]) -> None:
     """Write a result as JSON to a file, or to the standard output if it is called `-`."""
-    text = json.dumps(result, indent=1) + "\n"
+    text = dump_json(result, indent=1) + "\n"
     if file == STDOUT:
         print(text, end="")
         return

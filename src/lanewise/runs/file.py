@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 import stat
@@ -71,6 +72,19 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
+def dump_json(tree: Any, indent: int | None = None) -> str:
+    """Write a tree as JSON; a number that JSON lacks, NaN or an infinite one, becomes null."""
+
+    def strict(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: strict(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return list(map(strict, value))
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(strict(tree), allow_nan=False, indent=indent)
+
+
 @final
 class JsonLines:
     """A file that grows by JSON objects, one on a line; a killed process leaves all that it wrote.
@@ -92,7 +106,7 @@ class JsonLines:
             with writing(self._path):
                 self._file = self._file or open_log(self._path)
                 require_same(os.fstat(self._file.fileno()).st_ino, self._path)  # else the line would be lost
-                self._file.write(json.dumps(columns) + "\n")
+                self._file.write(dump_json(columns) + "\n")
         except StorageError:
             with suppress(StorageError):  # it would try again to write what is left
                 self.close()

@@ -1,9 +1,9 @@
 """Writes the lines of metrics.jsonl to the standard output, for programs that follow a run."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, final
 
+from lanewise.runs.file import dump_json
 from lanewise.runs.loggers.jsonl import JsonCallback
 
 
@@ -12,4 +12,4 @@ class JsonConsoleLogger(JsonCallback):
     """Writes a line for each logged step, each epoch that is counted, and each evaluation."""
 
     def write(self, columns: Mapping[str, Any]) -> None:
-        print(json.dumps(columns), flush=True)  # noqa: T201 - what it is for
+        print(dump_json(columns), flush=True)  # noqa: T201 - what it is for

@@ -1,7 +1,6 @@
 """Writes metrics.jsonl, an object for each logged step and each evaluation, and media.jsonl likewise."""
 
 import logging
-import math
 import shlex
 import time
 from abc import abstractmethod
@@ -22,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class JsonCallback(LineCallback):
-    """Observes the lines of metrics.jsonl as they are written; a number that JSON lacks becomes null."""
+    """Observes the lines of metrics.jsonl as they are written."""
 
     _largest: LargestLoss | None = None
     """That of the logged step which comes next."""
@@ -35,10 +34,9 @@ class JsonCallback(LineCallback):
         self._largest = largest
 
     def on_line(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         largest = {} if self._largest is None else {"largest_loss": self._largest._asdict()}
         self._largest = None
-        self.write({**_place(epoch, step), **finite, **largest})
+        self.write({**_place(epoch, step), **values, **largest})
 
 
 @final
