@@ -5,9 +5,11 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
 from lanewise.config import DistributedConfig
+from lanewise.engine.step.lane_error import remedy_for
 from lanewise.errors import LanewiseError, describe
 from lanewise.processes.device.choice import choose_backend, choose_devices
 from lanewise.processes.die_with_parent import die_with_parent
@@ -44,10 +46,10 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
         die_with_parent(os.getppid())
         watch = Watch(Meeting(environment, distributed.start_seconds))
         watch.begin(distributed)
-        sys.excepthook = watch.show_and_end
+        sys.excepthook = partial(_explain, watch.show_and_end)
         watch.meet()
     elif sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _show
+        sys.excepthook = partial(_explain, _show)
     world = join_world(
         environment,
         devices,
@@ -56,7 +58,9 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
         timeout_seconds=distributed.collective_seconds,
     )
     if watch.meeting is not None:
-        sys.excepthook = watch.show_and_end  # torch has put its own around it, which keeps what it writes
+        sys.excepthook = partial(
+            _explain, watch.show_and_end
+        )  # torch has put its own around it, which keeps what it writes
     if distributed.equality == "exact":
         require_equal_machines(world)
     heartbeat.note = (OWN_CODE, None, None)
@@ -86,6 +90,18 @@ def close_at_exit(close: Callable[[], None]) -> Callable[[], None]:
 
     atexit.register(end)
     return end
+
+
+def _explain(
+    show: Callable[..., None],
+    kind: type[BaseException],
+    error: BaseException,
+    traceback: TracebackType | None,
+) -> None:
+    """Show an error that nobody caught; one of torch with its remedy, as the lanes of a task have it."""
+    if remedy := remedy_for(error):
+        error.add_note(remedy)
+    show(kind, error, traceback)
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -80,12 +80,17 @@ _REMEDIES = {
 """For types of torch's errors: the beginning of the message, and an explanation with a remedy."""
 
 
+def remedy_for(error: BaseException) -> str:
+    """Return an explanation of an error of torch, with a remedy; empty where none is known."""
+    begin, remedy = _REMEDIES.get(f"{type(error).__module__}.{type(error).__qualname__}", ("", ""))
+    return remedy if text_of(error).startswith(begin) else ""
+
+
 def _explain(error: BaseException, batch: LaneBatch) -> TaskError | None:
     """Return a TaskError that explains an error of torch, with a remedy; None where no remedy is known."""
     if isinstance(error, LanewiseError):  # its message may quote torch's
         return None
-    begin, remedy = _REMEDIES.get(f"{type(error).__module__}.{type(error).__qualname__}", ("", ""))
-    if remedy and text_of(error).startswith(begin):
+    if remedy := remedy_for(error):
         return TaskError(f"{text_of(error)}. {remedy}")
     if not torch.is_grad_enabled() and re.search("(not|n't) require grad", text_of(error)):
         return TaskError(f"{text_of(error)}. {_NO_GRADIENT}")

@@ -2,6 +2,10 @@
 
 import sys
 
+import pytest
+import torch
+from torch import nn
+
 from lanewise.config import DistributedConfig
 from lanewise.engine.own_loop.join import join
 from lanewise.errors import TaskError
@@ -24,3 +28,14 @@ def test_a_hook_of_the_user_stays(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", hook := lambda *_: None)
     join(Environment(), DistributedConfig(device_type="cpu"))
     assert sys.excepthook is hook
+
+
+def test_an_error_of_torch_is_shown_with_its_remedy(monkeypatch, capsys):
+    """A last step left one sample for a lane: a task was told what to do, and an own loop was not."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    join(Environment(), DistributedConfig(device_type="cpu"))
+    with pytest.raises(ValueError, match="more than 1 value") as caught:
+        nn.BatchNorm1d(4)(torch.randn(1, 4))
+    said = shown(caught.value, capsys)
+    assert "more than 1 value per channel" in said
+    assert "drop_last of lanes.steps" in said
