@@ -1,6 +1,8 @@
 """The content of a stored file, decompressed, read from its beginning to its end."""
 
+import bz2
 import io
+import lzma
 from collections.abc import Callable
 from typing import IO, Any, Self, final
 
@@ -14,7 +16,15 @@ try:
 except ImportError:
     zstandard = None  # type: ignore[assignment]  # then fsspec knows another way to read .zst, or ByteFile refuses it
 
+_DECOMPRESSORS: dict[str | None, Callable[[], Any]] = {
+    "bz2": bz2.BZ2Decompressor,
+    "lzma": lzma.LZMADecompressor,
+    "xz": lzma.LZMADecompressor,
+}
+if zstandard is not None:
+    _DECOMPRESSORS["zstd"] = lambda: zstandard.ZstdDecompressor().decompressobj()
 _PART_BYTES = 4 * 2**20
+_INPUT_BYTES = 2**13
 _BUFFER_BYTES = 2**20
 """A block may have 256 cursors, and a server takes about as long for a request as to send a megabyte."""
 
@@ -52,8 +62,8 @@ class FileContent:
         parts = []
         try:
             if self._content is None:  # what is no such file may be refused here already
-                if self._file.compression == "zstd" and zstandard is not None:
-                    self._content = _Zstandard(self._stored)
+                if new_decompressor := _DECOMPRESSORS.get(self._file.compression):
+                    self._content = _Members(self._stored, new_decompressor)
                 else:
                     self._content = compr[self._file.compression](self._stored, mode="r")
             while num_bytes and (part := self._content.read(min(num_bytes, _PART_BYTES))):
@@ -75,25 +85,33 @@ class FileContent:
 
 
 @final
-class _Zstandard:
-    """Reads all frames of a file. fsspec's way of opening it stops after the first one, or within one."""
+class _Members:
+    """Reads all members of a file; zeros may follow each.
 
-    def __init__(self, stored: IO[bytes]) -> None:
+    Python's readers of .bz2 and .xz end, without an error, where a member is damaged at its beginning, and
+    fsspec's of .zst after the first one, or within one.
+    """
+
+    def __init__(self, stored: IO[bytes], new_decompressor: Callable[[], Any]) -> None:
         self._stored = stored
-        self._frame: Any = None
-        self._unused = self._content = b""
+        self._new = new_decompressor
+        self._member: Any = None
+        self._unused = self._content = self._padding = b""
 
     def read(self, num_bytes: int) -> bytes:
         while not self._content:
-            data = self._unused or self._stored.read(_BUFFER_BYTES)
+            data = self._unused or self._stored.read(_INPUT_BYTES)
             if not data:
-                if self._frame is not None:
-                    raise EOFError("it ends within a frame")
+                if self._member is not None:
+                    raise EOFError("it ends within a member")
                 return b""
-            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
-            self._content, self._unused = self._frame.decompress(data), self._frame.unused_data
-            if self._frame.eof:
-                self._frame = None
+            if self._member is None and not (data := data.lstrip(self._padding)):
+                self._unused = b""
+                continue
+            self._member = self._member or self._new()
+            self._content, self._unused = self._member.decompress(data), self._member.unused_data
+            if self._member.eof:
+                self._member, self._padding = None, b"\0"
         part, self._content = self._content[:num_bytes], self._content[num_bytes:]
         return part
 

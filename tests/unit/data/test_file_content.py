@@ -81,6 +81,28 @@ def test_damaged_content_is_an_error(tmp_path, suffix, damage, message):
         content.read(10**9)
 
 
+@pytest.mark.parametrize(("suffix", "reason"), [(".bz2", "OSError"), (".xz", "LZMAError")])
+@pytest.mark.parametrize("at", [0, 15])
+def test_a_damaged_second_member_is_an_error(tmp_path, suffix, reason, at):
+    """Python's readers took one whose beginning is damaged for the end, and its records were lost."""
+    member = COMPRESS[suffix](DATA)
+    second = bytearray(member)
+    second[at] ^= 0xFF
+    with FileContent(find(tmp_path, suffix, member + second), ignore) as content:
+        assert content.read(len(DATA)) == DATA
+        with pytest.raises(DataError, match=rf"a\{suffix} cannot be read: {reason}"):
+            content.read(10**9)
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".xz", ".zst"])
+def test_zeros_after_a_member_are_no_member(tmp_path, suffix):
+    """The format of .xz allows them, and a tape adds them; the members after them count."""
+    member = (COMPRESS | {".zst": zstandard.compress})[suffix](DATA)
+    padded = member + bytes(20_000) + member + bytes(4)
+    with FileContent(find(tmp_path, suffix, padded), ignore) as content:
+        assert content.read(10**9) == DATA * 2
+
+
 def test_a_file_that_changes_is_an_error(tmp_path):
     file = find(tmp_path, "", DATA)
     with FileContent(file, ignore) as content:
