@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -18,6 +20,8 @@ from lanewise.processes.world.environment import Environment
 _SECONDS_BETWEEN_QUESTIONS = 0.1
 _SECONDS_FOR_RANK_0 = 5.0
 """How much longer the others wait: rank 0 knows who did not come."""
+_SECONDS_UNTIL_TOLD = 10.0
+"""How long to wait without a word."""
 _FOR_EVER = timedelta(days=1000)
 _stores: dict[Environment, list[dist.TCPStore]] = {}
 """The store of each meeting of this process: a program may train several times, at the store of the first."""
@@ -45,11 +49,19 @@ class Meeting:
         timeout = _FOR_EVER if timeout_seconds is None else timedelta(seconds=timeout_seconds)
         stores = _stores.setdefault(environment, [])
         open_store = partial(dist.TCPStore, address, port, wait_for_workers=False, timeout=timeout)
+        # Who waits for ever was started by a launcher, which knows that the others come.
+        self._quiet_until = math.inf if timeout_seconds is None else time.monotonic() + _SECONDS_UNTIL_TOLD
+        telling = threading.Timer(_SECONDS_UNTIL_TOLD, self._tell, [[0]])  # torch's call blocks this thread
+        telling.daemon = True
+        if environment.rank and timeout_seconds is not None:
+            telling.start()
         try:
             self._torchs = stores[0] if stores else open_store(is_master=environment.keeps_store)
         except dist.DistError as error:
             why = str(error).partition("\n")[0]
             raise WorldError(f"there is no store at {address}:{port}, where processes meet: {why}") from error
+        finally:
+            telling.cancel()
         self._store = TimedStore(self._torchs.clone(), self._place)  # type: ignore[attr-defined]
         self.channel = Channel(
             self._store,
@@ -123,9 +135,21 @@ class Meeting:
 
     def _require_time(self, deadline: float, missing: Sequence[int]) -> None:
         """Wait a moment for some ranks; raise WorldError where there is no time left."""
+        if time.monotonic() > self._quiet_until:
+            self._tell(missing)
         if time.monotonic() > deadline:
             raise WorldError(
                 f"{named_ranks(missing)} did not come to the store at {self._place} within "
                 f"distributed.start_seconds={self._timeout_seconds:g}."
             )
         time.sleep(_SECONDS_BETWEEN_QUESTIONS)
+
+    def _tell(self, missing: Sequence[int]) -> None:
+        """Say once, on each terminal, for whom and how long this process waits."""
+        self._quiet_until = math.inf
+        if self.environment.rank == self.environment.terminal:
+            whom = named_ranks(missing) + ", which waits for all," * (self.environment.rank > 0)
+            sys.stderr.write(
+                f"rank {self.environment.rank} waits for {whom} at the store at {self._place} for up to "
+                f"distributed.start_seconds={self._timeout_seconds:g}\n"
+            )

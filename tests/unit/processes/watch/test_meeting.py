@@ -1,9 +1,12 @@
 """Processes that meet, in one start of a world and in the next."""
 
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from lanewise.errors import WorldError
 from lanewise.processes.watch import meeting as module
@@ -84,6 +87,34 @@ def test_those_that_do_not_come_are_named():
     _store, port = make_store()
     with pytest.raises(WorldError, match="rank 0 did not come"):
         meet(port, 1, 2, seconds=0.3)
+
+
+@pytest.mark.parametrize(("terminal", "lines"), [(0, 1), (7, 0)])
+def test_a_rank_that_waits_says_so_once_on_each_terminal(monkeypatch, capsys, terminal, lines):
+    """Whoever started the first host and not yet the second looked at a terminal that seemed to hang."""
+    monkeypatch.setattr(module, "_SECONDS_UNTIL_TOLD", -1.0)
+    _store, port = make_store()
+    with pytest.raises(WorldError, match="did not come"):
+        meet(port, 0, 3, seconds=0.3, terminal=terminal)
+    place = f"127.0.0.1:{port}, which torchrun's agent keeps, for up to distributed.start_seconds=0.3"
+    said = f"rank 0 waits for ranks 1, 2 at the store at {place}\n"
+    assert capsys.readouterr().err == said * lines
+
+
+def test_a_rank_that_does_not_reach_the_store_says_so(monkeypatch):
+    """Torch's call waits for the host of rank 0, and a terminal shows nothing meanwhile."""
+    lines: SimpleQueue[str] = SimpleQueue()
+
+    def wait_for_store(*_args: Any, **_further: Any) -> None:
+        raise dist.DistError(f"during it: {lines.get(timeout=100)}")
+
+    monkeypatch.setattr(module, "_SECONDS_UNTIL_TOLD", 0.0)
+    monkeypatch.setattr(module.dist, "TCPStore", wait_for_store)
+    monkeypatch.setattr(module.sys, "stderr", SimpleNamespace(write=lines.put))
+    place = "127.0.0.1:29400, which rank 0 keeps, for up to distributed.start_seconds=1800"
+    said = f"during it: rank 3 waits for rank 0, which waits for all, at the store at {place}"
+    with pytest.raises(WorldError, match=said):
+        Meeting(make_environment(29400, 3, 4, terminal=3, has_agent_store=False), 1800.0)
 
 
 def test_a_port_that_something_else_has_is_named():
