@@ -8,7 +8,9 @@ from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 from lanewise.errors import CheckpointError, ConfigError
 from lanewise.runs.dir import RunDir
 
-_SOURCE = Argument("RUN_OR_CHECKPOINT", "the run_dir of a run; or a checkpoint", read=read_path)
+_SOURCE = Argument(
+    "RUN_OR_CHECKPOINT", "the run_dir of a run; a checkpoint; or a file of weights", read=read_path
+)
 _WEIGHTS = Argument[str | None](
     "--weights", "as for evaluate; last are those of the newest good checkpoint", "best|last", default=None
 )
@@ -19,7 +21,7 @@ _MODULE = Argument[str](
 
 
 def export(arguments: Arguments) -> int:
-    """Write the weights of a run or of a checkpoint."""
+    """Write the weights of a run, of a checkpoint or of a file."""
     import torch
 
     from lanewise.runs.checkpoint.model_file import read_model, save_tensors
@@ -30,9 +32,14 @@ def export(arguments: Arguments) -> int:
         raise ConfigError(
             f"--output must end in .safetensors, the format in which weights are written: got {output}."
         )
-    file, text = find_weights(source, arguments[_WEIGHTS])
-    is_best = file == RunDir(source).best_model
-    model, text = (read_model(file), text) if is_best else _of_checkpoint(source)
+    if source.is_file():
+        if arguments[_WEIGHTS] is not None:
+            raise ConfigError(f"--weights is one of a run's: got the file {source}. Leave it out.")
+        model, text = read_model(source), f"weights: {source}"
+    else:
+        file, text = find_weights(source, arguments[_WEIGHTS])
+        is_best = file == RunDir(source).best_model
+        model, text = (read_model(file), text) if is_best else _of_checkpoint(source)
     prefix = f"{arguments[_MODULE]}." if arguments[_MODULE] else ""
     tensors = {
         name.removeprefix(prefix): value
@@ -86,8 +93,8 @@ def _of_checkpoint(source: Path) -> tuple[dict[str, Any], str]:
 COMMAND = Command(
     name="export",
     text="""\
-Writes the weights of a run or of a checkpoint, or of a part of its model, by the names of the module; with
-train.ema_decay their moving average, which is what training evaluates.""",
+Writes the weights of a run, a checkpoint or a file, or of a part of the model, by the names of the module;
+with train.ema_decay their moving average, which is what training evaluates.""",
     run=export,
     operands=(_SOURCE,),
     options=(_OUTPUT, _WEIGHTS, _MODULE),

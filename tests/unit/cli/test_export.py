@@ -38,6 +38,17 @@ def test_a_part_of_a_model_has_its_own_names(tmp_path, capsys):
     assert "whose parts are student, teacher, teachers. Name one." in capsys.readouterr().err
 
 
+def test_a_part_of_a_file_of_weights_is_written_likewise(tmp_path, capsys):
+    """The model.safetensors that a run leaves was refused, as no run and no checkpoint."""
+    given, output = tmp_path / "model.safetensors", tmp_path / "teacher.safetensors"
+    save_tensors({"teacher.weight": torch.ones(2), "student.weight": torch.zeros(1)}, given)
+    assert main(["export", str(given), "--output", str(output), "--module", "teacher"]) == 0
+    assert {name: value.tolist() for name, value in load_file(output).items()} == {"weight": [1, 1]}
+    assert capsys.readouterr().out == f"weights: {given}, written to {output}\n"
+    assert main(["export", str(given), "--output", str(output), "--weights", "best"]) == 2
+    assert f"--weights is one of a run's: got the file {given}. Leave it out." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("key", "output", "code", "said"),
     [
