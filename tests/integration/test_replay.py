@@ -57,7 +57,11 @@ def test_other_versions_are_named_and_allowed(run_dir, tmp_path):
     (other / "run.jsonl").write_text(record.replace(f'"torch": "{torch.__version__}"', '"torch": "1.0"'))
     done = lanewise("replay", other, "--step", 1)
     assert done.code == 2
-    assert f"torch was 1.0, and is {torch.__version__} here" in done.stderr.replace("\n", " ")
+    said = done.stderr.replace("\n", " ")
+    assert f"equal bytes of {other} depend on what differs: torch was 1.0, and is {torch.__version__}" in said
+    assert (
+        f"lanewise replay {other} --step 1 --allow exact" in said
+    )  # diff, which says it too, has no --allow
     lanewise("replay", other, "--step", 1, "--allow", "exact").require_success()
 
 

@@ -1,6 +1,7 @@
 """Takes steps of a run again, in processes of their own, without writing to the run."""
 
 import logging
+import shlex
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -61,9 +62,11 @@ class Replay:
         names = [name for name in names if there.get(name) != now.get(name)]
         if names and self.plan.config.distributed.equality == "exact" and "exact" not in self.plan.allow:
             differing = (f"{name} was {there.get(name)}, and is {now.get(name)} here" for name in names)
+            path = self.plan.run_dir.path
+            command = f"lanewise replay {shlex.quote(str(path))} --step {self.plan.step} --allow exact"
             raise CheckpointError(
-                f"equal bytes depend on what differs: {'; '.join(differing)}. Replay where that is alike, or "
-                "add --allow exact, and compare no bytes."
+                f"equal bytes of {path} depend on what differs: {'; '.join(differing)}. Run this command "
+                f"where that is alike. {command} takes the step all the same, and compares no bytes."
             )
 
     def _begin(self, saved: CheckpointFolder | None) -> Engine:
