@@ -58,9 +58,8 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
         timeout_seconds=distributed.collective_seconds,
     )
     if watch.meeting is not None:
-        sys.excepthook = partial(
-            _explain, watch.show_and_end
-        )  # torch has put its own around it, which keeps what it writes
+        # Torch has put its own around it, which keeps what it writes.
+        sys.excepthook = partial(_explain, watch.show_and_end)
     if distributed.equality == "exact":
         require_equal_machines(world)
     heartbeat.note = (OWN_CODE, None, None)
