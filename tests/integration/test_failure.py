@@ -134,7 +134,7 @@ def test_processes_that_torchrun_starts_again_go_on(tmp_path, launcher, rank, fa
     shown = "\n\n".join(one.text for one in ended.terminals)
     assert len(ended.faults) == 1
     assert [one.code for one in ended.terminals] == [0] * len(ended.terminals), shown
-    assert steps(tmp_path) == list(range(20))
+    assert steps(tmp_path) == list(range(1, 21))
     train(config, "--train.run_dir", tmp_path / "whole", "--task.init_args.rank", "null").require_success()
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole")]
     assert models[0] == models[1]

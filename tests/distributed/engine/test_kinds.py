@@ -79,6 +79,7 @@ _KINDS = {
     kinds.FrozenTeacher: None,
 }
 """For each task the error that ends it; None: it leaves the same bytes."""
+_FOUND_BY_RUNNING_AGAIN = f"{_KEPT}|which no checkpoint has|the row_loss of QueueByRows"
 _DRAWS = "drew random numbers from "
 _NO_HOOKS = {kinds.ClippedInBackward: "parameter student.weight has a hook for its gradient, which "}
 _UNDER_REPLICAS = _NO_HOOKS | {
@@ -167,10 +168,20 @@ def test_a_teacher_that_build_model_puts_into_evaluation_mode_keeps_its_statisti
 
 @EACH
 @pytest.mark.slow
-@pytest.mark.parametrize("reducer", ["fsdp", "data_parallel", "balanced_data_parallel"])
-def test_under_each_reducer_it_is_the_same_or_an_error(task, error, reducer):
-    others = _NO_HOOKS if reducer == "fsdp" else _UNDER_REPLICAS
-    check(task, others.get(task, error), outcome(task, reducer, 2))
+@pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel"])
+def test_under_replicas_it_is_the_same_or_an_error(task, error, reducer):
+    check(task, _UNDER_REPLICAS.get(task, error), outcome(task, reducer, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "error"),
+    # Decision 26: what is kept is found by running again, which under fsdp all processes would have to.
+    [(task, error) for task, error in _KINDS.items() if not re.search(_FOUND_BY_RUNNING_AGAIN, error or "")],
+    ids=name_of,
+)
+def test_under_fsdp_it_is_the_same_or_an_error(task, error):
+    check(task, _NO_HOOKS.get(task, error), outcome(task, "fsdp", 2))
 
 
 @pytest.mark.parametrize("reducer", ["data_parallel", "balanced_data_parallel"])
