@@ -85,6 +85,8 @@ def test_what_differs_exits_with_1(run_dir, tmp_path):
     [
         (("--step", 7), "has 6 steps: got step 7"),
         ((), "replay takes --step N"),
+        (("--step", 3, "--save-batch", "batch"), "--pdb and --save-batch are of one lane. Add --lane N."),
+        (("--step", 3, "--lane", -1), "--lane must be a number from 0 on: got '-1'"),
         *slow(
             (("--step", 3, "--lane", 4), "lane 4 has no samples in step 3"), (("--lane", 4), "takes --step N")
         ),

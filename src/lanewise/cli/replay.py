@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def _read_number(text: str) -> int:
     """Read a number from 0 on."""
-    return 0 if text == "0" else read_count(text)
+    if not text.isdecimal():
+        raise ValueError("be a number from 0 on")
+    return int(text)
 
 
 def _read_exact(text: str) -> tuple[str, ...]:
@@ -51,6 +53,8 @@ def replay(arguments: Arguments) -> int:
     step, lane, count = (arguments[name] for name in (_STEP, _LANE, _RANDOM))
     if (step is None) == (count is None) or (lane is not None and step is None):
         raise ConfigError("replay takes --step N, with --lane N or without, or --random N. Give one of them.")
+    if lane is None and (arguments[_PDB] or arguments[_SAVE_BATCH] is not None):
+        raise ConfigError("--pdb and --save-batch are of one lane. Add --lane N.")
     if arguments[_PDB]:
         pin_environment(1, "exact")  # this process computes
     from lanewise.commands.replay.plan import plan_replay
