@@ -65,6 +65,16 @@ def test_other_versions_are_named_and_allowed(run_dir, tmp_path):
     lanewise("replay", other, "--step", 1, "--allow", "exact").require_success()
 
 
+def test_other_data_is_named_also_where_no_checkpoint_tells(run_dir, tmp_path):
+    """A replay from the seed read whatever samples were there now, and showed their loss as the run's."""
+    other = copied(run_dir, tmp_path / "run")
+    record = (other / "run.jsonl").read_text()
+    (other / "run.jsonl").write_text(record.replace('"num_samples": ', '"num_samples": 9'))
+    done = lanewise("replay", other, "--step", 1, "--lane", 0)
+    assert done.code == 2
+    assert f"{other} read other data: dataset was {{'num_samples': 9" in done.stderr.replace("\n", " ")
+
+
 def test_what_differs_exits_with_1(run_dir, tmp_path):
     other = copied(run_dir, tmp_path / "run")
     text = (other / "metrics.jsonl").read_text()
