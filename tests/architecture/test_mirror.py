@@ -8,7 +8,7 @@ SRC = ROOT / "src" / "lanewise"
 UNIT = ROOT / "tests" / "unit"
 WITHOUT_A_TEST = {
     ".": "task",
-    "cli": "audit completion evaluate init replay report result runs schema train verify",
+    "cli": "audit completion evaluate init replay report runs schema train verify",
     "commands/bench": "hosts job warm_mode",
     "commands/diff": "diff traced",
     "commands/doctor": "doctor doctor_report",

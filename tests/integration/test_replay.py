@@ -72,7 +72,7 @@ def test_other_data_is_named_also_where_no_checkpoint_tells(run_dir, tmp_path):
     (other / "run.jsonl").write_text(record.replace('"num_samples": ', '"num_samples": 9'))
     done = lanewise("replay", other, "--step", 1, "--lane", 0)
     assert done.code == 2
-    assert f"{other} read other data: dataset was {{'num_samples': 9" in done.stderr.replace("\n", " ")
+    assert f"{other} read other data, {{'num_samples': 9" in done.stderr.replace("\n", " ")
 
 
 def test_what_differs_exits_with_1(run_dir, tmp_path):

@@ -175,7 +175,6 @@ def cause_of_record(step: int, run: object, traced: TracedStep) -> Cause:
         which = [bit for bit in range(bits.bit_length()) if bits >> bit & 1]
         text += f", where element {place} alone differs, in bit {listed(which)}"
     why = (
-        "a device or its memory was wrong, something is not deterministic, data changed later, or code did "
-        "(--trust runs the modules that a run kept)"
+        "a device or its memory was wrong, something is not deterministic, or data or code changed (--trust)"
     )
     return Cause("record", step, f"{text}: {why}", parameter=name)

@@ -16,7 +16,6 @@ from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run, build_task
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.run import Run
-from lanewise.engine.state.resume_check import compare
 from lanewise.engine.step.metrics import LogInterval, StepReport
 from lanewise.errors import CheckpointError
 from lanewise.launch.scratch import scratch_folder
@@ -77,13 +76,11 @@ class Replay:
         task = build_task(config, plan.task)
         run = build_run(config, self._world, task, is_restored=saved is not None)
         allow = (*segment.allow, *plan.allow)
-        if saved is None and len(plan.segments) == 1:  # else a checkpoint tells
-            now, there = run.loader.identity, plan.start.get("dataset")
-            mistakes, _ = compare({"dataset": now}, {"dataset": there or now}, allow)
-            if mistakes:
-                raise CheckpointError(
-                    f"{plan.run_dir.path} read other data: {mistakes[0]}. Give it what it had."
-                )
+        now, there = run.loader.identity, plan.start.get("dataset")
+        if saved is None and len(plan.segments) == 1 and there not in (None, now):  # else a checkpoint tells
+            raise CheckpointError(
+                f"{plan.run_dir.path} read other data, {there}, and this is {now}. Restore it."
+            )
         if (0 if saved is None else resume_run(run, saved, allow)) != self.num_taken:
             raise CheckpointError(
                 f"the checkpoint of step {self.num_taken} was removed meanwhile. Try again."
