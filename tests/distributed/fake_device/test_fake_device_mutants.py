@@ -69,8 +69,8 @@ FAULTS = [
         "the seed goes to another device",
         RANDOM_STATE,
         {
-            "        accelerator.manual_seed(seed)\n": (
-                "        accelerator.native.default_generator(1).manual_seed(seed)\n"
+            "        module.manual_seed(seed)\n": (
+                "        module.native.default_generator(1).manual_seed(seed)\n"
             )
         },
         found_in="now",
