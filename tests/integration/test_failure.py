@@ -37,7 +37,8 @@ def check(case: Case, ended: Ended, launcher: str, rank: int) -> None:
             assert re.search(pattern, first), f"no {pattern!r} in what came first:\n{first}\n\n{shown}"
         if case.phase and not case.is_of_all:
             assert re.search(rf"rank {rank}\b.* on {host}\b", first), shown
-        assert first.count("Traceback") <= 1
+        # That of torchrun's agent, which loses its store, is a chain of two.
+        assert first.count("Traceback") <= (2 if "of torchrun on the first host" in case.what else 1)
         assert terminal.code == (case.code if num_hosts == 1 else 1)
 
 
