@@ -108,4 +108,4 @@ def test_the_full_set_of_digits_gives_the_same_bytes_too(tmp_path):
         for devices in (1, 2)
     )
     assert one == two
-    assert "60000 samples" in (tmp_path / "1" / "logs" / "rank-00000.log").read_text()
+    assert "samples: 60,000" in (tmp_path / "1" / "logs" / "rank-00000.log").read_text()
