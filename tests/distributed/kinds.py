@@ -464,9 +464,9 @@ class Harmless(CountInTask):
         self.calls += 1
         if self.scale is None:
             self.scale = torch.full((3,), 0.5)
-        self.outputs = outputs * self.scale
+        self.outputs = outputs = outputs * self.scale.to(outputs.device)
         self.log.append(len(outputs))
-        return Plain.loss(self, self.outputs, batch)
+        return Plain.loss(self, outputs, batch)
 
 
 class CountInUpdate(Plain):
