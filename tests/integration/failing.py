@@ -17,7 +17,7 @@ from tests.integration.faults import STEP_SAMPLES
 from tests.integration.hosts import Host, running_hosts
 from tests.integration.slurm import Slurm
 from tests.integration.ssh import Cluster
-from tests.patience import patient
+from tests.patience import SLOWNESS, patient
 
 STALL_SECONDS = patient(3.0)
 START_SECONDS = patient(6.0)
@@ -77,7 +77,7 @@ def write_faulty(folder: Path, num_workers: int = 0, **init_args: Any) -> Path:
     return write_config(
         folder,
         "faults.Faulty",
-        {"mark": str(folder / "mark"), **init_args},
+        {"mark": str(folder / "mark"), "slowness": SLOWNESS, **init_args},
         batch={"global_batch_size": STEP_SAMPLES, "micro_batch_size": STEP_SAMPLES // 4},
         train={"max_steps": 20, "run_dir": str(folder / "run")},
         data={"order": "sequential", "num_workers": num_workers},

@@ -18,12 +18,11 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, default_collate
 
 from lanewise import Task
-from tests.patience import patient
 
 STEP_SAMPLES = 8
 """The global batch; samples are read in their order, so that an index says in which step it is."""
-COMMUNICATES_AFTER_SECONDS = patient(0.3)
-SECONDS_TO_BE_KNOWN = patient(1.2)
+COMMUNICATES_AFTER_SECONDS = 0.3
+SECONDS_TO_BE_KNOWN = 1.2
 """A rank that dies without a word is known to be where it was when it last told, twice a second."""
 GROUP_VARIABLE = "LANEWISE_TEST_CGROUP"
 
@@ -89,6 +88,7 @@ class Faulty(Task):
         once: whether it fails no second time, after a restart.
         slow: how many seconds a phase takes on every rank, each time.
         ballast_mib: of which every checkpoint gets heavier.
+        slowness: of the machine, as the test measured it that waits; ssh hands a rank no variable of it.
     """
 
     def __init__(
@@ -101,6 +101,8 @@ class Faulty(Task):
         once: bool = False,
         slow: Mapping[str, float] | None = None,
         ballast_mib: int = 0,
+        *,
+        slowness: int = 1,
     ) -> None:
         self.mark = Path(mark)
         self.what = what
@@ -109,6 +111,7 @@ class Faulty(Task):
         self.once = once
         self.slow = dict(slow or {})
         self.ballast_mib = ballast_mib
+        self.slowness = slowness
         self.reached = -1
         """The step whose forward ran last."""
 
@@ -122,7 +125,7 @@ class Faulty(Task):
         if self.once and self.mark.exists():
             return
         if self.what in SILENT:
-            time.sleep(SECONDS_TO_BE_KNOWN)
+            time.sleep(self.slowness * SECONDS_TO_BE_KNOWN)
         with self.mark.open("a", encoding="utf-8") as file:
             file.write(f"{time.monotonic()}\n")
         FAULTS[self.what]()
@@ -158,9 +161,9 @@ class Faulty(Task):
         if is_time and self.place[0] == "communication":
             # The one that fails waits for the others then.
             if rank() == self.place[1]:
-                threading.Timer(COMMUNICATES_AFTER_SECONDS, self.fail).start()
+                threading.Timer(self.slowness * COMMUNICATES_AFTER_SECONDS, self.fail).start()
             else:
-                time.sleep(2 * COMMUNICATES_AFTER_SECONDS + SECONDS_TO_BE_KNOWN)
+                time.sleep(self.slowness * (2 * COMMUNICATES_AFTER_SECONDS + SECONDS_TO_BE_KNOWN))
         outputs = model(batch[1])
         outputs.register_hook(lambda _: self.pass_through("backward", is_time=is_time))
         return outputs
