@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import lanewise
 from lanewise.errors import CheckpointError, ConfigError, LaunchError, TaskError
+from tests.generators import unmoved_generators
 from tests.integration import curve
 from tests.integration.command import LANEWISE, ROOT, TORCHRUN, Cold, run, train, wait_for, write_config
 from tests.integration.command import lanewise as command_line
@@ -116,7 +117,8 @@ def test_evaluating_under_torchrun_shows_the_values_once(finished):
 
 
 def test_a_run_is_loaded_with_its_weights_and_other_arguments(finished):
-    _, model = lanewise.load(finished)
+    with unmoved_generators():
+        _, model = lanewise.load(finished)
     assert not model.training
     saved = load_file(finished / "model.safetensors")
     assert {name: one.tolist() for name, one in model.state_dict().items()} == {

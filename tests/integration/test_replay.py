@@ -8,6 +8,7 @@ import torch
 
 import lanewise as package
 from lanewise.processes.world.tree_message import load_tree
+from tests.generators import unmoved_generators
 from tests.integration.command import lanewise, train, write_config
 from tests.slow import slow
 
@@ -110,7 +111,8 @@ def test_what_cannot_be_taken_again_exits_with_2(run_dir, given, message):
 
 def test_a_lane_is_given_to_a_script(run_dir, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    model, batch, outputs, gradients = package.replay(run_dir, 3, 1)
+    with unmoved_generators():
+        model, batch, outputs, gradients = package.replay(run_dir, 3, 1)
     assert model.training
     assert len(outputs) == len(batch[0])
     assert gradients.keys() == dict(model.named_parameters()).keys()

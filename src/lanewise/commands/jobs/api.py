@@ -78,7 +78,7 @@ class TrainResult:
 
     def model(self, weights: str | None = None) -> "nn.Module":
         """Return a new model with the trained weights, on the CPU and in evaluation mode; see `load`."""
-        return load_weights(self.task.build_model(), *find_weights(self.run_dir, weights)).eval()
+        return load_weights(new_model(self.task), *find_weights(self.run_dir, weights)).eval()
 
 
 @raised_at_call
@@ -250,7 +250,15 @@ def load(
     add_search_path(job.config.search_path)
     check_classes(job.config, untrusted=job.untrusted)
     task: Task = build("task", job.config.task)
-    return task, load_weights(task.build_model(), job.model_file, job.text).eval()
+    return task, load_weights(new_model(task), job.model_file, job.text).eval()
+
+
+def new_model(task: "Task") -> "nn.Module":
+    """Build the model of a task for weights that are there; the caller's random state stays."""
+    from lanewise.processes.device.random_state import kept_random_state
+
+    with kept_random_state():
+        return task.build_model()
 
 
 def load_weights(model: "nn.Module", file: Path, text: str) -> "nn.Module":

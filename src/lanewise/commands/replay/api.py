@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lanewise.commands.jobs.api import start_fresh
+from lanewise.commands.jobs.api import new_model, start_fresh
 from lanewise.commands.replay.lane import LaneJob
 from lanewise.commands.replay.plan import plan_replay
 from lanewise.config.class_path import refuse_in_import
@@ -46,6 +46,6 @@ def replay(
     with LaneJob.of(plan, lane=lane, keeps=True) as job:
         found = start_fresh(job)["tensors"]
         task = task or build("task", job.config.task)
-    model = task.build_model()
+    model = new_model(task)
     model.load_state_dict(found["model"])
     return model, found["batch"], found["outputs"], found["gradients"]

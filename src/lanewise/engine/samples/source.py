@@ -10,12 +10,14 @@ from lanewise.engine.samples.stream import compare_streams, describe_stream
 from lanewise.errors import ConfigError
 from lanewise.lanes import Placement
 from lanewise.processes.device.accelerator import has_streams
+from lanewise.processes.device.random_state import kept_random_state
 from lanewise.processes.world.world import World
 
 CONTENT = ("samples_digest", "tables_digest", "first_sample")
 """What the identity of a source has of the samples themselves."""
 
 
+@kept_random_state()
 def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
     dataset: Any,
     collate: Callable[[Any], Any],
@@ -31,6 +33,9 @@ def build_source(  # noqa: PLR0913 - the parts of a run, as arguments
     fills_empty: bool = False,
 ) -> LaneSource:
     """Build the loader of this process's lanes. Collective: every rank must call this.
+
+    Samples are read on the way, and the random state is as before afterwards: a loop of the user's own may
+    have seeded it for the model that it builds next.
 
     Args:
         dataset: map-style or a stream, the same on every rank.

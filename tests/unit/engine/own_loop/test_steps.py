@@ -1,18 +1,22 @@
-"""A gradient that a loop of one's own computes is used, or dropped on purpose."""
+"""The steps of a loop of one's own: their gradients are used or dropped, and the script's generators stay."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss, softplus
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
+from torchmetrics import MeanMetric
 
 from lanewise import Lanes, Loss
 from lanewise.engine.own_loop.steps import Step
 from lanewise.errors import TaskError
 from lanewise.processes.world.world import LocalWorld
+from tests.generators import unmoved_generators
 from tests.unit.engine.own_loop.test_lanes import make_lanes
 
 INPUTS = torch.arange(40 * 3.0).view(40, 3).sin()
@@ -179,3 +183,48 @@ def test_a_loop_that_uses_its_gradients_or_drops_them_on_purpose_goes_on(train):
     train(loop)
     assert not torch.equal(loop.model.weight, before)
     loop.lanes.close()
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Samples that draw from all default generators; a stream of them, too."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(3) * index + random.random() + np.random.random_sample()  # noqa: NPY002
+
+    def iter_lane(self, epoch: int, lane: int, num_lanes: int) -> Iterator[torch.Tensor]:
+        return map(self.__getitem__, range(lane, 8, num_lanes))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_only_what_seeds_on_purpose_moves_the_generators(tmp_path, is_stream):
+    """A script that seeded, opened its data and built its model got the same weights for every seed."""
+    lanes = make_lanes(LocalWorld(torch.device("cpu")), global_batch_size=4)
+    dataset: Any = Noisy()
+    if is_stream:
+        dataset = type("Stream", (), {"iter_lane": dataset.iter_lane})()
+    torch.manual_seed(1)  # lanes seeded them, and a state that is set again would not show
+    model = nn.Linear(3, 2)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    optimizer = torch.optim.AdamW(model.parameters())
+    with unmoved_generators():
+        lanes.prepare(model, ema_decay=0.9, init_from=str(tmp_path / "model.pt"))
+        checkpoints = lanes.checkpoints(tmp_path / "checkpoints", model=model, optimizer=optimizer)
+    with unmoved_generators():
+        steps = lanes.steps(dataset)
+    with unmoved_generators():
+        for inputs in lanes.evaluate(dataset, metric := MeanMetric()):
+            metric.update(model(inputs))
+    step = next(iter(steps))
+    with unmoved_generators(), step.replay(0) as inputs:
+        model(inputs)
+    for inputs in step:
+        step.backward(model(inputs).square().mean())
+    optimizer.step()
+    with unmoved_generators():
+        lanes.average(model).update(step)
+        checkpoints.save(1)
+        lanes.save_model(model, tmp_path / "model.safetensors")
+        lanes.close()
