@@ -14,7 +14,7 @@ WITHOUT_A_TEST = {
     "commands/doctor": "doctor doctor_report",
     "commands/jobs": "outcome refused_exit train",
     "commands/plan": "memory model",
-    "commands/replay": "api lane replay sources",
+    "commands/replay": "api lane replay",
     "commands/verify": "bound evidence interaction job lane_record metric read update",
     "commands/verify/diagnoses": "forward micro_batch samples saved_state unexplained weights",
     "commands/verify/foreign": "verify_program",

@@ -33,7 +33,6 @@ class RunDir:
         tensorboard/              event files
         profile/                  a trace and a table for each rank, with train.profile_steps
         audit/                    what every lane was given, with --audit
-        sources/                  the user's modules of every start, by their SHA-256
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +49,6 @@ class RunDir:
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"
         self.audit = path / "audit"
-        self.sources = path / "sources"
         self._models = (self.model, self.averaged_model, self.best_model)
 
     def log(self, rank: int) -> Path:
@@ -144,7 +142,6 @@ class RunDir:
             self.tensorboard,
             self.profile,
             self.audit,
-            self.sources,
             self.checkpoints,
         )
         there = [folder for folder in folders if os.path.lexists(folder)]

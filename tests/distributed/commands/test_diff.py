@@ -220,7 +220,7 @@ def test_the_step_and_the_kind_of_what_makes_two_runs_part_are_named(tmp_path, n
         "threads": "in lane 0, aten.sum.default in the model, test_diff.py",
         "bit": f"{tmp_path / 'b'} wrote other digests of model/0.weight than its replay gives, where element "
         "7 alone differs, in bit 19: a device or its memory was wrong, something is not deterministic, or "
-        "data or code changed (--trust)",
+        "data changed",
         "activation": "aten.sigmoid.default in module 1",
         "number": "aten.mul.Tensor in the model",
         "random numbers": "draws other random numbers",

@@ -1,7 +1,5 @@
 """A step of a run, or one lane of it, is taken again later, on other devices, to the same bytes."""
 
-import io
-import logging
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -277,31 +275,30 @@ class Own(Language):
 """
 
 
-@pytest.mark.parametrize("trust", [False, True])
-def test_edited_sources_are_named_and_what_the_run_kept_runs_where_it_is_trusted(tmp_path, trust):
-    project = tmp_path / "project"
+def test_sources_that_were_edited_between_two_starts_are_named_with_the_start(tmp_path):
+    """The replay takes the steps of both starts by the code that is there now."""
+    project, run_dir = tmp_path / "project", tmp_path / "run"
     project.mkdir()
-    (project / "own_sources.py").write_text(SOURCE.format(factor=1))
-    config = kept_in(tmp_path / "run", configure("own_sources.Own", num_lanes=2, steps=2), num_devices=1)
-    run_distributed(own_train, 1, replace(config, search_path=str(project)))
-    (project / "own_sources.py").write_text(
-        SOURCE.format(factor=30)
-    )  # of another size: Python keeps what it compiled of equal ones
-    warned, is_equal = run_distributed(own_again, 1, tmp_path / "run", trust)[0]
-    assert "own_sources" in warned
-    assert is_equal == trust
+    for steps, factor in ((2, 1), (4, 30)):  # of another size: Python keeps what it compiled of equal ones
+        (project / "own_sources.py").write_text(SOURCE.format(factor=factor))
+        config = kept_in(run_dir, configure("own_sources.Own", num_lanes=2, steps=steps), num_devices=1)
+        run_distributed(own_train, 1, replace(config, search_path=str(project)), steps > 2)
+    for folder in CheckpointFolder(RunDir(run_dir).checkpoints).all():
+        folder.rename(tmp_path / folder.name)
+    ((changed, differs),) = run_distributed(own_again, 1, run_dir)
+    assert changed == ["modules are not those of the run: own_sources (started at step 1)"]
+    assert differs
 
 
-def own_train(world: World, config: RunConfig) -> None:
+def own_train(world: World, config: RunConfig, resumes: bool) -> None:
     add_search_path(config.search_path)
-    train(world, config)
+    train(world, config, resumes=resumes, allow=["num_steps"])
 
 
-def own_again(world: World, run_dir: Path, trust: bool) -> tuple[str, bool]:
-    """Take a step again with the sources that the command chooses."""
+def own_again(world: World, run_dir: Path) -> tuple[Sequence[str], bool]:
+    """Take the steps of both starts again."""
     set_determinism("exact", 1)
-    log = io.StringIO()
-    logging.getLogger("lanewise.commands.replay").addHandler(logging.StreamHandler(log))
-    with ReplayJob.of(plan_replay(run_dir, 1, trust=trust), observed=[1]) as job:
+    with ReplayJob.of(plan_replay(run_dir, 4, trust=True), observed=[4]) as job:
         add_search_path(job.config.search_path)
-        return log.getvalue(), compare_step(*job.run(world), job.plan.written).code == 0
+        (step,) = job.run(world)
+        return step.changed_sources, bool(compare_step(step, job.plan.written).differing)

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from lanewise.commands.replay.report import compare_step
 from lanewise.errors import LanewiseError, RunDirError, printable, text_of
 
 _MOST_CHARACTERS = 40
-_MOST_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,6 @@ class DiffReport:
     samples: Parting
     digests: Parting
     metrics: Parting
-    sources: Sequence[str]
-    """What differs in the text of the sources, where both runs kept it."""
     causes: Sequence[Cause] = ()
     """Found by replays; empty where none was needed, or none found one."""
     failure: str | None = None
@@ -58,7 +54,6 @@ class DiffReport:
     def lines(self) -> Iterator[str]:
         """Yield where they part, and why; the last line is the result."""
         yield from (f"{name}: {getattr(self, name)}" for name in ("samples", "digests", "metrics"))
-        yield from self.sources[:_MOST_LINES]
         yield from map(str, self.causes)
         yield from [f"not replayed: {self.failure}"] if self.failure else []
         if self.is_same:
@@ -88,8 +83,7 @@ def diff(
     a, b = records = [Record(path) for path in runs]
     last_step, is_exact = min(a.last_step, b.last_step), a.is_exact and b.is_exact
     settings, samples, digests, metrics = compare(a, b, last_step)
-    sources = list(_sources(records, settings))
-    found = DiffReport(is_exact, last_step, settings, samples, digests, metrics, sources)
+    found = DiffReport(is_exact, last_step, settings, samples, digests, metrics)
     unequal = [step for step in (digests.first_unequal, metrics.first_unequal) if step]
     if not (unequal or digests.last_equal or metrics.last_equal):
         raise RunDirError(
@@ -119,23 +113,14 @@ def diff(
     return replace(found, causes=causes)
 
 
-def _sources(records: Sequence[Record], settings: Sequence[SettingPair]) -> Iterator[str]:
-    """Yield the differences between the modules that both runs kept."""
-    for one in settings:
-        pairs = zip(records, one.values, strict=True)
-        files = [record.run_dir.sources / f"{digest}.py" for record, digest in pairs]
-        if one.name.startswith("sources.") and all(file.is_file() for file in files):
-            a, b = (file.read_text(encoding="utf-8", errors="replace").splitlines() for file in files)
-            yield from unified_diff(a, b, one.name, one.name, n=0, lineterm="")
-
-
 def _causes(records: Sequence[Record], last: int, take: Callable[..., Any]) -> Iterator[Cause]:
     """Yield why two runs part in a step up to the last one; nothing where no replay shows it."""
     a, b = (take(record, last, range(1, last + 1)) for record in records)
     for step in sorted(a.keys() | b.keys()):
         for record, taken in zip(records, (a, b), strict=True):
             if step in taken and taken[step].differing:
-                yield cause_of_record(step, record.run_dir.path, take(record, step))
+                changed = taken[step].replayed.changed_sources
+                yield cause_of_record(step, record.run_dir.path, take(record, step), changed)
                 return
         if step not in a or step not in b or a[step].replayed.digests == b[step].replayed.digests:
             continue

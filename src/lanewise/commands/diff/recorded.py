@@ -18,7 +18,7 @@ from lanewise.runs.file import reading
 from lanewise.runs.report.status import read_status
 
 _PARTS = ("config", "sources", "versions", "dataset", "devices")
-"""What is compared of two starts."""
+"""What is compared of two starts; their commits only where sources differ."""
 _OF_A_STEP = ("train/grad_norm", "train/learning_rate")
 """Columns that are no mean over the steps since the line before."""
 _LANES = range(MAX_LANES)
@@ -106,7 +106,8 @@ def _settings(mine: Record, theirs: Record, last_step: int) -> list[SettingPair]
     """Return in what the starts differ that took the steps which both runs have."""
     found: dict[str, SettingPair] = {}
     for first, last, starts in _segments(mine, theirs, last_step):
-        a, b = (dict(_flat({part: start.get(part, {}) for part in _PARTS})) for start in starts)
+        parts = _PARTS + ("git",) * (starts[0].get("sources") != starts[1].get("sources"))
+        a, b = (dict(_flat({part: start.get(part) or {} for part in parts})) for start in starts)
         for name in differing(a, b):
             values = a.get(name), b.get(name)
             key = repr((name, values))

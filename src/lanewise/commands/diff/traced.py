@@ -165,7 +165,7 @@ def _computed(call: Call | None) -> tuple[str, ...] | None:
     return None if call is None else (call.operator, call.inputs, call.outputs)
 
 
-def cause_of_record(step: int, run: object, traced: TracedStep) -> Cause:
+def cause_of_record(step: int, run: object, traced: TracedStep, changed_sources: Sequence[str]) -> Cause:
     """Say what a run wrote of a step that its replay does not give."""
     name, element = next(iter(traced.changed.items()), (None, None))
     what = "metrics" if name is None else f"digests of {listed([*traced.changed])}"
@@ -174,7 +174,7 @@ def cause_of_record(step: int, run: object, traced: TracedStep) -> Cause:
         place, bits = element
         which = [bit for bit in range(bits.bit_length()) if bits >> bit & 1]
         text += f", where element {place} alone differs, in bit {listed(which)}"
-    why = (
-        "a device or its memory was wrong, something is not deterministic, or data or code changed (--trust)"
+    why = "; ".join(changed_sources) or (
+        "a device or its memory was wrong, something is not deterministic, or data changed"
     )
     return Cause("record", step, f"{text}: {why}", parameter=name)

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import os
 import platform
 import site
 import socket
+import subprocess
 import sys
 import sysconfig
 from collections import Counter
@@ -14,14 +16,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lanewise.runs.file import replacing, writing
-
 if TYPE_CHECKING:
     from lanewise.engine.run.run import Run
     from lanewise.task import Task
 
-_MOST_BYTES = 10 * 2**20
-"""How much of the user's modules a run keeps, of all its starts."""
+_GIT_SECONDS = 2.0
 INSTALLED = tuple(
     {
         *site.getsitepackages(),
@@ -79,27 +78,34 @@ def sources(task: "Task", search_path: str | None) -> dict[str, str]:
     its module: the file in which its methods were written counts. One without a file, as in a notebook, is
     left out.
     """
-    return {
-        name: hashlib.sha256(content).hexdigest() for name, content in _contents(task, search_path).items()
-    }
+    files = _files(task, search_path).items()
+    return {name: hashlib.sha256(Path(file).read_bytes()).hexdigest() for name, file in files}
 
 
-def keep_sources(task: "Task", search_path: str | None, folder: Path) -> None:
-    """Write the user's modules that `sources` names, each under its SHA-256, as long as there is room."""
-    with writing(folder):
-        folder.mkdir(exist_ok=True)
-        room = _MOST_BYTES - sum(file.stat().st_size for file in folder.iterdir())
-        for content in _contents(task, search_path).values():
-            file = folder / f"{hashlib.sha256(content).hexdigest()}.py"
-            if not file.exists() and len(content) <= room:
-                room -= len(content)
-                with replacing(file) as new:
-                    new.write_bytes(content)
+def commit_of(task: "Task", search_path: str | None) -> dict[str, Any] | None:
+    """Return the commit of the repository that has the user's modules, and whether they are as it has them.
+
+    None where git does not tell: a module is in no repository, or git is not there, or takes too long. It is
+    not asked where the folder is another user's, since a repository can name programs that git runs.
+    """
+    folder, files = search_path or str(Path.cwd()), _files(task, search_path).values()
+    options = ("-c", "core.fsmonitor=false", "--no-optional-locks", "--literal-pathspecs")
+    what = ("--porcelain=v2", "--branch", "--untracked-files=all", "--ignored")
+    command = ["git", "-C", folder, *options, "status", *what, "--", *files]
+    pipes: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+    try:
+        if not files or Path(folder).stat().st_uid != os.getuid():
+            return None
+        head, *lines = subprocess.run(command, check=True, timeout=_GIT_SECONDS, **pipes).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    is_clean = all(line.startswith("# ") for line in lines)
+    return {"commit": head.removeprefix("# branch.oid "), "is_clean": is_clean}
 
 
-def _contents(task: "Task", search_path: str | None) -> dict[str, bytes]:
+def _files(task: "Task", search_path: str | None) -> dict[str, str]:
     found = [*own_modules(type(task), search_path), *_file_of_script(type(task))]
-    return {name: Path(file).read_bytes() for name, file in sorted(found) if Path(file).is_file()}
+    return {name: file for name, file in sorted(found) if Path(file).is_file()}
 
 
 def own_modules(task: type, search_path: str | None) -> Iterator[tuple[str, str]]:

@@ -103,7 +103,7 @@ class TrainJob(Job):
         return self.run_dir.log(rank)
 
     def run(self, world: "World") -> dict[str, Any]:
-        from lanewise.commands.jobs.provenance import describe_start, keep_sources
+        from lanewise.commands.jobs.provenance import commit_of, describe_start
         from lanewise.data.audit import AuditLog
         from lanewise.engine.engine import Engine
         from lanewise.engine.run.build import build_callbacks, build_run
@@ -129,9 +129,11 @@ class TrainJob(Job):
         history, run_id = None, ""
         if world.rank == 0:
             history = RunRecord(self.run_dir.record)
+            git = start["git"] = commit_of(run.runner.task, self.config.search_path)
+            if git is not None and not git["is_clean"]:
+                logger.info("the code is not that of commit %.12s: git status names the files", git["commit"])
             run_id = history.begin(start)
             folder.remove_leftovers(logger.warning)
-            keep_sources(run.runner.task, self.config.search_path, self.run_dir.sources)
             pins = "".join(f"# {name}: {value}\n" for name, value in exact_pins(world.device).items())
             replace_text(self.run_dir.config, f"{pins}{dump_config(self.config)}")
             is_due = run.evaluation is not None and run.evaluation.is_due

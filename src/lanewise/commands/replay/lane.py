@@ -48,6 +48,8 @@ class LaneJob(PlannedJob):
             replay.take()
         replay.enter()
         found = self._run_lane(replay)
+        if found is not None:
+            found["changed_sources"] = replay.changed_sources
         return next(filter(None, world.all_gather_tree(found))) if world.world_size > 1 else found
 
     def _run_lane(self, replay: Replay) -> dict[str, Any] | None:

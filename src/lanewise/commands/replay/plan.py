@@ -62,16 +62,19 @@ class ReplayPlan:
     """How many steps the run had taken at the checkpoint; 0: it begins anew, from its seed."""
     segments: Sequence[Segment]
     """The starts since then; most often one."""
-    start: Mapping[str, Any]
-    """What run.jsonl has of the start that took the step."""
+    starts: Sequence[Mapping[str, Any]]
+    """What run.jsonl has of the starts since then; the last one took the step."""
     written: Written
     """What the run wrote of the steps after the checkpoint."""
     allow: tuple[str, ...] = ()
     """`exact`: what equal bytes depend on besides the configuration may differ from where the run was."""
     task: Task | None = None
     untrusted: tuple[str, ...] = ()
-    trust: bool = False
-    """Whether code that came with the run may run."""
+
+    @property
+    def start(self) -> Mapping[str, Any]:
+        """What run.jsonl has of the start that took the step."""
+        return self.starts[-1]
 
     @property
     def config(self) -> RunConfig:
@@ -140,8 +143,8 @@ def plan_replay(
             segments[-1] = replace(segments[-1], last_step=last)
         else:
             segments.append(Segment(config, may_differ, last))
-    written, given = read_written(folder, num_taken, step), (tuple(allow), task, untrusted, trust)
-    return ReplayPlan(folder, step, num_taken, segments, chain[-1], written, *given)
+    written, given = read_written(folder, num_taken, step), (tuple(allow), task, untrusted)
+    return ReplayPlan(folder, step, num_taken, segments, chain, written, *given)
 
 
 def read_written(run_dir: RunDir, after: int, up_to: int | None = None) -> Written:

@@ -11,7 +11,7 @@ from typing import Any, Self, final
 
 from lanewise.commands.jobs.job import Job
 from lanewise.commands.replay.plan import ReplayPlan
-from lanewise.commands.replay.sources import with_sources
+from lanewise.commands.replay.sources import changed_sources
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run, build_task
 from lanewise.engine.run.resume import resume_run
@@ -54,6 +54,8 @@ class Replay:
         saved = CheckpointFolder(plan.run_dir.checkpoints, plan.num_taken) if plan.num_taken else None
         self.engine = self._begin(saved)
         """Has taken `num_taken` steps."""
+        self.changed_sources = changed_sources(plan, self.engine.run.runner.task)
+        """See `changed_sources`."""
 
     def _require_pins(self) -> None:
         """Compare what equal bytes depend on besides the configuration, as a resume does."""
@@ -172,8 +174,7 @@ class PlannedJob(Job):
     def of(cls, plan: ReplayPlan, **given: Any) -> Iterator[Self]:
         """Make the job of a plan, with a temporary folder that is removed at the end of the block."""
         with scratch_folder() as folder:
-            config = with_sources(plan, folder / "sources")
-            yield cls(config, plan.task, untrusted=plan.untrusted, plan=plan, folder=folder, **given)
+            yield cls(plan.config, plan.task, untrusted=plan.untrusted, plan=plan, folder=folder, **given)
 
     def run(self, world: World) -> Any:
         logging.getLogger().setLevel(logging.ERROR)  # of what the run told already
@@ -199,6 +200,8 @@ class ReplayedStep:
     """Of each tensor of the state after it."""
     lanes: Mapping[int, Sequence[float]] = field(default_factory=dict)
     """Loss sum, weight and metrics of each lane."""
+    changed_sources: Sequence[str] = ()
+    """Says which modules are not those with which the run took the steps up to it."""
 
 
 @final
@@ -217,5 +220,6 @@ class ReplayJob(PlannedJob):
                 loss, weight = report.totals.loss, report.totals.weight
                 lanes = {lane.lane: lane.numbers for lane in report.totals.lanes}
                 columns, digests = replay.columns(report), replay.digests()
-                steps.append(ReplayedStep(step, loss, weight, columns, digests, lanes))
+                given = columns, digests, lanes, replay.changed_sources
+                steps.append(ReplayedStep(step, loss, weight, *given))
         return steps

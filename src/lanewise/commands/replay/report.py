@@ -47,14 +47,16 @@ class Compared:
 
     def lines(self) -> list[str]:
         """Say how the step compares."""
-        name, count = f"step {self.replayed.step:,}", self.num_compared
+        step, count = self.replayed, self.num_compared
+        name = f"step {step.step:,}"
         if not count:
             return [f"{name}: the run wrote nothing of it (integrity.digest_every_steps, log.every_steps)"]
         if not self.differing:
-            return [f"{name}: as the run wrote it, in {count} digests and numbers"]
+            return [f"{name}: as the run wrote it, in {count} digests and numbers", *step.changed_sources]
         told = (f"  {one}: {mine}, and {theirs} in the run" for one, (mine, theirs) in self.differing.items())
         why = "" if self.is_exact else " (rounding may differ: no verdict)"
-        return [f"{name}: {len(self.differing)} of {count} digests and numbers differ{why}", *some(told)]
+        head = f"{name}: {len(self.differing)} of {count} digests and numbers differ{why}"
+        return [head, *some(told), *step.changed_sources]
 
 
 def some(lines: Iterable[str]) -> list[str]:
@@ -75,6 +77,7 @@ def lane_lines(found: Mapping[str, Any]) -> list[str]:
         *some(f"  {digest}  {norms[name]:<11.6g} {name}" for name, digest in found["digests"].items()),
         f"each sample alone, another computation than the lane's, the largest first{why}:",
         *some(f"  loss {value:<11.6g} sample {sample}" for sample, value in alone),
+        *found["changed_sources"],
     ]
 
 

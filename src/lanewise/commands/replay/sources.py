@@ -1,58 +1,35 @@
-"""Finds out whether the user's modules are those of a start, and lays out those that it kept."""
+"""Finds out whether the user's modules are those with which a run took the steps that are taken again."""
 
-import hashlib
-import logging
-import sys
-from dataclasses import replace
-from pathlib import Path
+import re
+from collections.abc import Mapping
+from typing import Any
 
+from lanewise.commands.jobs.provenance import sources
 from lanewise.commands.replay.plan import ReplayPlan
-from lanewise.config import RunConfig
-from lanewise.config.class_path import add_search_path
+from lanewise.task import Task
 
-logger = logging.getLogger(__name__)
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
-def with_sources(plan: ReplayPlan, folder: Path) -> RunConfig:
-    """Return the configuration of a replay, with the modules of its start in a folder where others are here.
+def changed_sources(plan: ReplayPlan, task: Task) -> list[str]:
+    """Say which modules of this process are not those of the plan's starts, and which commit has these.
 
-    The present ones run, and a warning names those that differ, unless the plan trusts what the run kept.
-
-    Args:
-        plan: names the modules.
-        folder: written only if the kept ones are used.
+    Modules that only the start imported, as those of its callbacks, have no part in a replay.
     """
-    config, kept = plan.config, dict[str, bytes]()
-    script = config.task.class_path.rpartition(".")[0]
-    noted = plan.start.get("sources", {}).items()
-    names = {script if name == "__main__" else name: digest for name, digest in noted}
-    differing = [name for name, digest in names.items() if _present(name, config.search_path) != digest]
-    if not differing:
-        return config
-    for name, digest in names.items():
-        file = plan.run_dir.sources / f"{digest}.py"
-        content = file.read_bytes() if plan.trust and file.is_file() else b""
-        if hashlib.sha256(content).hexdigest() == digest:
-            kept[name] = content
-    if kept.keys() != names.keys():
-        why = "the run did not keep all of its own" if plan.trust else "add --trust to run those it kept"
-        logger.warning("modules differ from those of the run: %s (%s)", ", ".join(differing), why)
-        return config
-    for name, content in kept.items():
-        is_package = any(other.startswith(f"{name}.") for other in kept)
-        file = folder.joinpath(*name.split("."), *["__init__"] * is_package).with_suffix(".py")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-    logger.warning("modules run as the run kept them: %s", ", ".join(differing))
-    add_search_path(config.search_path)  # for what was not imported there
-    return replace(config, search_path=str(folder))
+    here = sources(task, plan.config.search_path)
+    script = plan.config.task.class_path.rpartition(".")[0]
+    here = {"__main__": here.get(script, ""), **here}
+    found: dict[str, list[str]] = {}
+    for start in plan.starts:
+        noted = start.get("sources", {}).items()
+        if names := [name for name, digest in noted if here.get(name, digest) != digest]:
+            text = f"modules are not those of the run: {', '.join(names)}{_remedy(start)}"
+            found.setdefault(text, []).append(f"{start['first_step']:,}")
+    return [f"{text} (started at step {', '.join(steps)})" for text, steps in found.items()]
 
 
-def _present(name: str, search_path: str | None) -> str:
-    """Return the SHA-256 of a module as Python would find it here; empty where it finds none."""
-    for base in filter(None, (search_path, *sys.path)):
-        for ending in (".py", "/__init__.py"):
-            file = Path(base, f"{name.replace('.', '/')}{ending}")
-            if file.is_file():
-                return hashlib.sha256(file.read_bytes()).hexdigest()
-    return ""
+def _remedy(start: Mapping[str, Any]) -> str:
+    git = start.get("git") or {}
+    changed = "" if git.get("is_clean") else ", with changes that it does not have"
+    is_named = _COMMIT.fullmatch(str(git.get("commit")))  # which may be anybody's
+    return f"; these are of commit {git['commit'][:12]}{changed}" if is_named else ""

@@ -4,7 +4,9 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
+import os
 import platform
+import subprocess
 import sys
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from lanewise.commands.jobs import provenance
-from lanewise.commands.jobs.provenance import describe_start, keep_sources, sources
+from lanewise.commands.jobs.provenance import commit_of, describe_start, sources
 from lanewise.engine.run.build import build_run
 from lanewise.processes.device.determinism import exact_pins
 from lanewise.processes.world.world import World
@@ -84,15 +86,42 @@ def test_a_class_of_a_script_has_the_file_of_its_methods(tmp_path, has_file):
     assert sources(names["Mine"](), None) == expected
 
 
-def test_each_start_keeps_the_modules_that_no_start_kept_before_as_long_as_there_is_room(
+def git(folder, *given: str) -> str:
+    name = ("-c", "user.name=a", "-c", "user.email=a@b")
+    return subprocess.run(
+        ["git", "-C", folder, *name, *given], check=True, capture_output=True
+    ).stdout.decode()
+
+
+def test_a_start_notes_the_commit_of_its_modules_and_whether_they_are_as_it_has_them(own, tmp_path):
+    """A file that is no module of the start changes nothing; one that was not added is not in the commit."""
+    assert commit_of(own(), str(tmp_path)) is None  # no repository
+    git(tmp_path, "init")
+    git(tmp_path, "add", "own_task.py")
+    git(tmp_path, "commit", "-m", "a")
+    noted = {"commit": git(tmp_path, "rev-parse", "HEAD").strip()}
+    assert commit_of(own(), str(tmp_path)) == noted | {"is_clean": False}
+    git(tmp_path, "add", "own_model.py")
+    git(tmp_path, "commit", "-m", "b")
+    noted = {"commit": git(tmp_path, "rev-parse", "HEAD").strip()}
+    (tmp_path / "not_imported.py").write_text("x = 2\n")
+    assert commit_of(own(), str(tmp_path)) == noted | {"is_clean": True}
+    (tmp_path / "own_model.py").write_text("x = 2\n")
+    assert commit_of(own(), str(tmp_path)) == noted | {"is_clean": False}
+
+
+def test_git_runs_no_program_that_a_repository_names_and_is_not_asked_in_a_folder_of_others(
     own, tmp_path, monkeypatch
 ):
-    kept = tmp_path / "kept"
-    monkeypatch.setattr(provenance, "_MOST_BYTES", len(MODULES["own_task.py"]) + 8)
-    keep_sources(own(), str(tmp_path), kept)
-    keep_sources(own(), str(tmp_path), kept)
-    texts = {path.stem: path.read_text() for path in kept.iterdir()}
-    assert texts == {digest(name): MODULES[name] for name in ("own_task.py", "own_model.py")}
-    (tmp_path / "own_model.py").write_text("x = 2\n")
-    keep_sources(own(), str(tmp_path), kept)
-    assert len(list(kept.iterdir())) == 2
+    """The program that says which files have changed is run by git status where it is set."""
+    git(tmp_path, "init")
+    git(tmp_path, "add", "own_task.py", "own_model.py")
+    git(tmp_path, "commit", "-m", "a")
+    (tmp_path / "program").write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    (tmp_path / "program").chmod(0o755)
+    git(tmp_path, "config", "core.fsmonitor", str(tmp_path / "program"))
+    assert commit_of(own(), str(tmp_path)) is not None
+    assert not (tmp_path / "ran").exists()
+    uid = os.getuid()
+    monkeypatch.setattr(provenance.os, "getuid", lambda: uid + 1)
+    assert commit_of(own(), str(tmp_path)) is None
