@@ -28,7 +28,10 @@ class Loss:
     sum: torch.Tensor
     """Scalar with a gradient: the loss added up over the micro-batch."""
     weight: torch.Tensor | float
-    """How many units were added up; not negative. A micro-batch of weight 0 contributes nothing.
+    """How many units the sum counts for; not negative.
+
+    A micro-batch without units may have a loss, as a picture without objects: with weight 0 its sum is added
+    to those of the others, unless it is not finite or has no gradient, as where there is nothing to learn.
 
     If it is a tensor on an accelerator, each backward waits for it: count on the CPU, as in `collate`.
     """
@@ -65,9 +68,11 @@ class Loss:
     ) -> "Loss":
         """Make a loss of a mean over `weight` units, as most models return it.
 
-        A Hugging Face model returns the mean over the target tokens, so their number is the weight.
+        A Hugging Face model returns the mean over the target tokens, so their number is the weight. A mean
+        over nothing adds nothing.
         """
-        return cls(value * weight, weight, metrics=metrics, gather=gather, total=total)
+        added = value * weight
+        return cls(added if weight else added.detach(), weight, metrics=metrics, gather=gather, total=total)
 
 
 @dataclass(frozen=True)

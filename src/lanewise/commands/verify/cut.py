@@ -130,7 +130,6 @@ def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> CutPr
     found = CutProbe(num_samples=len(samples))
     whole, whole_weight = _gradient(probed, samples)
     parts = [_gradient(probed, samples[start : start + size]) for start in range(0, len(samples), size)]
-    parts = [part for part in parts if part[1] > 0]
     weight = sum(part_weight for _, part_weight in parts)
     types = {
         tensor.dtype
@@ -143,7 +142,7 @@ def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> CutPr
     target = whole / whole_weight
     mean = sum(gradient for gradient, _ in parts) / weight
     # Each column is the mean gradient of a part. A mean under other weights lies in their span.
-    columns = torch.stack([gradient / part_weight for gradient, part_weight in parts], dim=1)
+    columns = torch.stack([gradient / (part_weight or 1.0) for gradient, part_weight in parts], dim=1)
     if not (target.isfinite().all() and columns.isfinite().all()):
         raise TaskError("a gradient is not finite")
     size_of_rounding = max(float(columns.norm(dim=0).max()), 1e-300)

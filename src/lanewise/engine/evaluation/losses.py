@@ -39,16 +39,19 @@ class Losses(NamedTuple):
 def merge_losses(lanes: Iterable[Sequence[Mapping[str, torch.Tensor]]]) -> dict[str, float]:
     """Return the mean loss over all lanes as `loss`, added up over its terms, and of what they report.
 
-    A mean is NaN where a sum is not finite, or the weight is 0. Where no lane has a loss there is no `loss`.
+    A mean is NaN where a sum is not finite, or the weight is 0. Of several terms, those without a unit in any
+    lane are left out, as in training. Where no lane has a loss there is no `loss`.
 
     Args:
         lanes: for each lane what `Losses.sent` returned.
     """
-    terms, metrics = map(_means, zip(*lanes, strict=True))
-    return ({"loss": math.fsum(terms.values())} if terms else {}) | metrics
+    terms, metrics = map(_sums, zip(*lanes, strict=True))
+    with_units = {number: sums for number, sums in terms.items() if sums[1]}
+    loss = {"loss": math.fsum(means(with_units or terms).values())} if terms else {}
+    return loss | means(metrics)
 
 
-def _means(lanes: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, float]:
+def _sums(lanes: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, tuple[float, float]]:
     pairs: dict[str, list[tuple[float, float]]] = {}
     for lane in lanes:
         for name, of_lane in lane.items():
@@ -57,4 +60,4 @@ def _means(lanes: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, float]:
     for name, found in sorted(pairs.items()):
         values, weights = zip(*found, strict=True)
         sums[name] = sum_or_nan(values), sum_or_nan(weights)
-    return means(sums)
+    return sums

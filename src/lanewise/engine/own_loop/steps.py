@@ -180,8 +180,8 @@ class Step:
             if self._open is not None:
                 raise TaskError(
                     f"a lane of step {turn.step + 1} had no backward. Call step.backward(loss), which is not "
-                    "loss.backward(), once for each micro-batch; give a loss of weight 0 if there is nothing "
-                    "to learn from it."
+                    "loss.backward(), once for each micro-batch; give lanewise.Loss(torch.zeros(()), 0) if "
+                    "there is nothing to learn from it."
                 )
         self._end(model, pass_)
 

@@ -170,7 +170,7 @@ class StepMessage:
             TaskError: if a metric has another name than those of the first step, or a weight that cannot be.
         """
         if self.loss_scale is not None:
-            self.agree_on_unit(loss.weight)
+            self.agree_on_unit(loss.weight or batch.num_samples)
         lane = batch.turn.lane
         if not batch.turn.positions:
             return

@@ -68,8 +68,9 @@ class LogInterval:
     def add(self, step: int, totals: StepTotals) -> None:
         """Add a step."""
         self._num_steps += 1
-        self._loss_sum += totals.loss_sum
-        self._weight += totals.weight
+        if totals.weight:  # otherwise the step is skipped, and lanes may have sums all the same
+            self._loss_sum += totals.loss_sum
+            self._weight += totals.weight
         for name, (value, weight) in totals.metrics.items():
             value_before, weight_before = self._metrics.get(name, (0.0, 0.0))
             self._metrics[name] = value_before + value, weight_before + weight

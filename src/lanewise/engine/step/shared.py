@@ -237,7 +237,7 @@ class SharedLoss(LaneLosses):
         for look in self.pass_.looks:
             if isinstance(look, ForeignLeaves) and checked.value is not None:
                 look.require_own(checked.value, what, tensors)
-        self._message.agree_on_unit(checked.weight, is_of_all=not loss.by_rows)
+        self._message.agree_on_unit(checked.weight or num_samples, is_of_all=not loss.by_rows)
         if checked.value is None:
             return _Computed(checked, [torch.zeros_like(tensor) for tensor in tensors], {})
         root, factor = checked.root(turn, self._message.scale)

@@ -18,6 +18,10 @@ from lanewise.processes.device.accelerator import start_copy_to_host
 from lanewise.runs.callback import TAKEN_NAMES
 from lanewise.task import Loss
 
+SAMPLES = "its samples"
+UNITS = "the units that loss gives as weights, as tokens"
+TERMS = "its samples, and in each term over units of its own"
+
 _EXPECTED = 'Give metrics={"name": (sum, weight)}, with two numbers or scalar tensors for each name.'
 
 
@@ -30,13 +34,14 @@ class LaneLoss:
     """
 
     value: torch.Tensor | None = None
-    """Scalar, in training with a gradient; None where the weight is 0 and the lane contributes nothing."""
+    """Scalar, in training with a gradient; None where the lane contributes nothing."""
     factor: float = 1.0
     """The weight if `value` is a mean, 1 if it is a sum. Kept apart from `value`, because the backward can
     start with it, which needs no further node in the graph."""
     weight: float = 0.0
-    is_sample_mean: bool = False
-    """Whether the task returned a plain mean, whose weight is the number of samples."""
+    unit: str = SAMPLES
+    """Over what the loss of a step is a mean: `SAMPLES`, where the task returned a plain mean, `UNITS` or
+    `TERMS`."""
     metrics: Mapping[str, Term] = field(default_factory=dict)
     """What it reports besides."""
     parts: LaneParts | None = None
@@ -60,13 +65,13 @@ class LaneLoss:
         """
         if not num_samples:
             return cls()
-        value, weight, is_sample_mean = returned, float(num_samples), True
+        value, weight, unit = returned, float(num_samples), SAMPLES
         metrics: Mapping[str, Term] = {}
         parts = NO_PARTS
         if isinstance(returned, Loss):
             given = returned.weight
             weight = float(start_copy_to_host(given)() if isinstance(given, torch.Tensor) else given)
-            value, is_sample_mean = returned.sum, False
+            value, unit = returned.sum, UNITS
             if returned.metrics is not None:
                 metrics = metric_terms(returned.metrics, what)
             if returned.gather is not None or returned.total is not None:
@@ -78,16 +83,17 @@ class LaneLoss:
                 f"{what} has the weight {weight}: need a finite number that is not negative. "
                 "The weight counts the units that were added up."
             )
-        if not weight:
-            return cls(is_sample_mean=is_sample_mean, metrics=metrics, parts=parts)
-        if not value.requires_grad and torch.is_grad_enabled():
+        has_gradient = value.requires_grad or not torch.is_grad_enabled()
+        if not weight and not (has_gradient and value.isfinite()):
+            return cls(metrics=metrics, parts=parts)
+        if not has_gradient:
             raise TaskError(
                 f"{what} has no gradient: nothing would be trained. "
                 "Compute it from the model's outputs, without detach(), item() or torch.no_grad()."
             )
         if value.dim():
             value = value.reshape(())
-        return cls(value, weight if is_sample_mean else 1.0, weight, is_sample_mean, metrics, parts)
+        return cls(value, weight if unit is SAMPLES else 1.0, weight, unit, metrics, parts)
 
     @property
     def sum(self) -> torch.Tensor | None:
@@ -99,7 +105,7 @@ class LaneLoss:
 
         Args:
             turn: the lane's turn. If its lane is the only one in the step, the gradient includes the division
-                by the global weight.
+                by the global weight, if that is not 0.
             scale: the factor by which all losses, and so all gradients, are multiplied.
 
         Returns:
@@ -109,7 +115,7 @@ class LaneLoss:
             return self.share, _scalar(1.0, self.share.dtype, self.share.device)
         if self.value is None:
             return None, None
-        factor = self.factor * scale / (self.weight if len(turn.present) == 1 else 1.0)
+        factor = self.factor * scale / (self.weight if self.weight and len(turn.present) == 1 else 1.0)
         return self.value, _scalar(factor, self.value.dtype, self.value.device)
 
 
@@ -157,7 +163,7 @@ def add_terms(
             part = term.sum * (num_of_all / weight)
             value = part if value is None else value + part
     weight = float(num_samples) if any(weights) else 0.0
-    return LaneLoss(value, 1.0, weight, is_sample_mean=True, metrics=metrics, parts=parts)
+    return LaneLoss(value, 1.0, weight, TERMS, metrics, parts)
 
 
 def check_whole(returned: object, num_samples: int, what: str) -> LaneLoss:

@@ -87,6 +87,11 @@ def of_one_score(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return scores.square().mean() - F.logsigmoid(scores[:, None] - scores).triu().mean()
 
 
+def over_the_rare(logits: torch.Tensor, classes: torch.Tensor) -> Loss:
+    """A sum over all samples that is divided by those of the second class, which most parts lack."""
+    return Loss(F.cross_entropy(logits, classes, reduction="sum"), classes.sum())
+
+
 def probe(judge: Any, task: type[Task] = Judged, **attributes: Any) -> CutProbe:
     made = type("Judging", (task,), {"judge": staticmethod(judge), "__module__": __name__, **attributes})
     globals()["Judging"] = made  # where the configuration finds it
@@ -116,6 +121,7 @@ def influence(judge: Any, task: type[Task] = Judged, **attributes: Any) -> str:
         (entropy_of_the_mean, "loss"),
         (root, "weights"),
         (of_one_score, "loss"),
+        (over_the_rare, ""),
     ],
 )
 def test_terms_of_the_micro_batch_are_told_from_comparisons_of_samples(judge, expected):

@@ -81,8 +81,13 @@ def mean(weight: object, metrics: dict[str, tuple[object, object]] | None = None
 
 
 def test_a_lane_whose_loss_weighs_nothing_still_reports():
-    totals = sent({0: mean(0.0, {"a": (1.0, 2.0)}), 1: mean(1.0)}, steps=2)
+    nothing = Loss(torch.tensor(1.0), 0, metrics={"a": (1.0, 2.0)})
+    totals = sent({0: nothing, 1: mean(1.0)}, steps=2)
     assert (totals.loss, totals.metrics) == (1.0, {"a": (1.0, 2.0)})
+
+
+def test_a_sum_counts_whatever_its_weight():
+    assert sent({0: mean(0.0), 1: mean(2.0)}).loss == 1.0
 
 
 def test_a_lane_without_a_name_counts_nothing_and_a_sum_that_is_not_finite_is_nan():
@@ -126,9 +131,7 @@ def test_of_many_samples_and_lanes_the_first_are_named():
         indices = tuple(range(1000 * lane, 1000 * lane + 100))
         turn = LaneTurn(1, 7, lane, range(100), present=range(NUM_LANES), is_last=lane == NUM_LANES - 1)
         batch = LaneBatch(turn, indices, None, 100)
-        told.add(
-            batch, LaneLoss(torch.tensor(math.nan, requires_grad=True), 100.0, 100.0, is_sample_mean=True)
-        )
+        told.add(batch, LaneLoss(torch.tensor(math.nan, requires_grad=True), 100.0, 100.0))
     told.send(batch)
     with pytest.raises(NonFiniteLossError) as caught:
         told.explain_no_update(told.receive(), turn)
@@ -148,3 +151,14 @@ def test_the_unit_of_the_loss_scale_is_the_weight_of_a_global_batch(weight, is_o
     before = scale.state_dict()["scale"]
     told.agree_on_unit(weight, is_of_all=is_of_all)
     assert told.scale == scale.factor == before / 128  # the next power of two
+
+
+def test_the_unit_of_the_loss_scale_is_not_that_of_a_lane_without_units():
+    """It was 1, which sums over thousands of pixels overflow."""
+    scale = LossScale()
+    told = message(NUM_LANES, scale)
+    before = scale.state_dict()["scale"]
+    told.begin()
+    turn = LaneTurn(0, 0, 0, range(2), present=range(NUM_LANES), is_last=False)
+    told.add(LaneBatch(turn, (0, 1), None, 2), LaneLoss.of(mean(0.0), 2, "the loss"))
+    assert scale.factor == before / 128

@@ -53,6 +53,15 @@ def test_the_loss_is_the_sum_of_all_losses_by_the_sum_of_all_weights():
     assert totals.mean_weight == pytest.approx(weight / 3, rel=1e-15)
 
 
+def test_a_step_of_weight_0_counts_in_no_line_whatever_its_lanes_have_as_sums():
+    interval = LogInterval(10, 100)
+    interval.add(0, step_of((3.0, 2.0), (5.0, 0.0)))
+    interval.add(1, step_of((7.0, 0.0), (1.0, 0.0)))
+    totals = interval.take()
+    assert (totals.loss, totals.mean_weight) == (4.0, 1.0)
+    assert totals.largest == LargestLoss(1.5, 0, None, [])
+
+
 def test_an_interval_of_one_step_has_its_loss_and_weight():
     interval = LogInterval(1, 100)
     for step in RAGGED:

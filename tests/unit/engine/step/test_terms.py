@@ -5,9 +5,13 @@ import math
 import pytest
 import torch
 
-from lanewise.engine.step.terms import metric_terms, require_weight
+from lanewise import Loss
+from lanewise.engine.step.terms import LaneLoss, metric_terms, require_weight
 from lanewise.engine.step.wire import Term
 from lanewise.errors import TaskError
+from lanewise.lanes import LaneTurn
+
+ONE = torch.tensor(3.0, requires_grad=True)
 
 
 def test_numbers_and_scalar_tensors_are_accepted_and_lose_their_gradient():
@@ -50,3 +54,24 @@ def test_what_is_no_mapping_of_pairs_is_refused(metrics, said):
 def test_a_weight_that_cannot_be_is_refused(weight):
     with pytest.raises(TaskError, match=r"the metric a of the loss has the weight .*: need a finite number"):
         require_weight("a", weight)
+
+
+def test_a_finite_sum_counts_whatever_its_weight():
+    """A picture of background was dropped with its loss."""
+    loss = LaneLoss.of(Loss(ONE * 2, 0), 4, "the loss")
+    alone = LaneTurn(0, 0, 0, range(4), present=range(1), is_last=True)
+    root, factor = loss.root(alone, 8.0)
+    assert (loss.sum, loss.weight, root, factor) == (6.0, 0.0, 6.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    "loss", [Loss(ONE * math.nan, 0), Loss(ONE * math.inf, 0), Loss(ONE.detach(), 0), Loss.mean(ONE / 0, 0)]
+)
+def test_of_weight_0_a_sum_without_a_value_or_a_gradient_is_nothing(loss):
+    assert LaneLoss.of(loss, 4, "the loss").sum is None
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_mean_over_nothing_adds_nothing(is_trained):
+    with torch.set_grad_enabled(is_trained):
+        assert not LaneLoss.of(Loss.mean(ONE * 1, torch.tensor(0)), 4, "the loss").sum

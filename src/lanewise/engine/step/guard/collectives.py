@@ -103,7 +103,7 @@ class CollectiveDetector(Look):
     def _refuse_missing_backward(self, turn: LaneTurn) -> None:
         """Raise TaskError: the other processes would wait for this lane's backward."""
         raise TaskError(
-            f"lane {turn.lane} has no samples in step {turn.step + 1}, or a loss of weight 0, and so no "
-            "backward, for which SyncBatchNorm would wait forever on the other processes. "
-            f"Give every micro-batch something to learn from. {self._remedy}"
+            f"lane {turn.lane} has no samples in step {turn.step + 1}, or a loss of weight 0 without a "
+            "gradient, and so no backward, for which SyncBatchNorm would wait forever on the other "
+            f"processes. Give every micro-batch something to learn from. {self._remedy}"
         )

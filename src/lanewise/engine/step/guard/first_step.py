@@ -7,7 +7,7 @@ import torch
 
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
-from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.terms import SAMPLES, LaneLoss
 from lanewise.engine.transforms import compare_runs
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
@@ -37,11 +37,9 @@ class FirstStep(Look):
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         if loss is not None and loss.weight and self._unit is None:
-            self._unit = (
-                "its samples" if loss.is_sample_mean else "the units that loss gives as weights, as tokens"
-            )
-            value = loss.value if loss.is_sample_mean and not self._world.rank else None
-            if value is not None and _is_sum(value):
+            self._unit = loss.unit
+            is_bare = loss.unit is SAMPLES and not self._world.rank
+            if is_bare and loss.value is not None and _is_sum(loss.value):
                 logger.warning(
                     "the loss is computed as a sum, and taken as the mean over a micro-batch's samples. If "
                     "it adds them up, return lanewise.Loss(sum, weight)"

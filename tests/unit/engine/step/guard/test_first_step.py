@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from lanewise.engine.step.guard.first_step import FirstStep
-from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.terms import check_whole
 from lanewise.lanes import LaneTurn
 from lanewise.task import Loss
 
@@ -22,7 +22,7 @@ def warnings_of(caplog, loss: object) -> list[str]:
     reducer = SimpleNamespace(register_hooks=lambda _: [], replicas=[])
     look = FirstStep(reducer, SimpleNamespace(rank=0))
     for lane in range(2):
-        checked = LaneLoss.of(loss, 4, "the loss")
+        checked = check_whole(loss, 4, "the loss")
         look.after_forward(LaneTurn(0, 0, lane, range(4), range(2), is_last=False), checked)
     return caplog.messages
 
@@ -60,6 +60,7 @@ OTHERS: dict[str, Callable[[], object]] = {
     "of another kind": OUTPUTS.norm,
     "an output": lambda: OUTPUTS[0, 0],
     "a Loss": lambda: Loss(OUTPUTS.sum(), 4),
+    "a list of Loss": lambda: [Loss(OUTPUTS.sum(), 4), Loss(OUTPUTS.square().sum(), 2)],
     "nothing": lambda: Loss(OUTPUTS.sum(), 0),
 }
 
