@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import final
 
 from lanewise.errors import RunDirError
-from lanewise.runs.file import is_full, open_log, reason, remove_leftover, storage_error, writing
+from lanewise.runs.file import (
+    is_full,
+    open_log,
+    open_regular,
+    reason,
+    remove_leftover,
+    storage_error,
+    writing,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +88,7 @@ class RunDir:
         with ExitStack() as stack:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                self._lock(stack)
+                lock_folder(self.path, stack, "run_dir", "another train.run_dir")
             except OSError as error:
                 if is_full(error):
                     raise storage_error(error, self.path) from error
@@ -95,35 +103,6 @@ class RunDir:
                 for file in (self.config, self.metrics, *self._models):
                     remove_leftover(file)
             return stack.pop_all()
-
-    def _lock(self, stack: ExitStack) -> None:
-        """Keep other processes out, on every file system, until the stack is closed."""
-        lock = stack.enter_context(open_log(self.path / ".lock"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunDirError(
-                f"run_dir {self.path} is in use by another process. "
-                "Choose another train.run_dir, or wait for that one to end."
-            ) from None
-        except OSError as error:  # some network file systems have no locks
-            owner = self.path / ".owner"
-            try:
-                with owner.open("x", encoding="utf-8") as file:
-                    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            except FileExistsError:
-                raise RunDirError(
-                    f"run_dir {self.path} is in use by another process, or was until that was killed: it "
-                    f"cannot be locked ({error.strerror}). Choose another train.run_dir, or, if the process "
-                    f"that {owner} names has ended, remove that file."
-                ) from None
-            stack.callback(owner.unlink, missing_ok=True)
-            logger.warning(
-                "%s cannot be locked (%s): %s keeps other runs out, and stays if this process is killed",
-                self.path,
-                error.strerror,
-                owner,
-            )
 
     def held(self) -> list[Path]:
         """Return the files and folders that only a run with at least one step leaves."""
@@ -158,6 +137,53 @@ class RunDir:
                 file.unlink(missing_ok=True)
             for folder in there:
                 shutil.rmtree(folder)
+
+
+def lock_folder(path: Path, stack: ExitStack, what: str, instead: str) -> None:
+    """Keep other processes out of a folder, on every file system, until the stack is closed.
+
+    Args:
+        path: the folder, which is there.
+        stack: gets what unlocks it.
+        what: how an error calls the folder.
+        instead: what else the user may choose.
+
+    Raises:
+        RunDirError: if it is locked; names the process that has it.
+        OSError: if it cannot be written.
+    """
+    lock = stack.enter_context(open_log(path / ".lock"))
+    own = f"process {os.getpid()} on {socket.gethostname()}\n"
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with open_regular(path / ".lock") as file:
+            holder = file.readline(300).decode(errors="replace").strip() or "another process"
+        raise RunDirError(
+            f"{what} {path} is in use by {holder}. Choose {instead}, or wait for that one to end."
+        ) from None
+    except OSError as error:  # some network file systems have no locks
+        owner = path / ".owner"
+        try:
+            with owner.open("x", encoding="utf-8") as file:
+                file.write(own)
+        except FileExistsError:
+            raise RunDirError(
+                f"{what} {path} is in use by another process, or was until that was killed: it cannot be "
+                f"locked ({error.strerror}). Choose {instead}, or, if the process that {owner} names has "
+                "ended, remove that file."
+            ) from None
+        stack.callback(owner.unlink, missing_ok=True)
+        logger.warning(
+            "%s cannot be locked (%s): %s keeps other runs out, and stays if this process is killed",
+            path,
+            error.strerror,
+            owner,
+        )
+    else:
+        with suppress(OSError):  # of a full disk, which keeps nobody out
+            lock.truncate(0)
+            lock.write(own)
 
 
 def cannot_be_written(path: Path, error: OSError) -> RunDirError:

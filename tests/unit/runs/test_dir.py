@@ -57,7 +57,7 @@ def test_claiming_twice_is_an_error(tmp_path):
     with RunDir(tmp_path).claim(), pytest.raises(RunDirError) as caught:
         RunDir(tmp_path).claim()
     assert str(caught.value) == (
-        f"run_dir {tmp_path} is in use by another process. "
+        f"run_dir {tmp_path} is in use by process {os.getpid()} on {socket.gethostname()}. "
         "Choose another train.run_dir, or wait for that one to end."
     )
 
@@ -65,7 +65,7 @@ def test_claiming_twice_is_an_error(tmp_path):
 def test_another_process_cannot_claim_what_is_in_use(tmp_path):
     with RunDir(tmp_path).claim(), start_claim(tmp_path) as other:
         said, _ = other.communicate()
-    assert said.startswith(f"run_dir {tmp_path} is in use by another process.")
+    assert said.startswith(f"run_dir {tmp_path} is in use by process {os.getpid()} on ")
 
 
 def test_it_is_free_again_once_its_claim_is_closed(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -14,7 +15,7 @@ from lanewise.engine.own_loop.datasets import OwnDatasets
 from lanewise.engine.own_loop.steps import Prepared
 from lanewise.engine.state.restore import find_newest, restore
 from lanewise.engine.state.run_state import LEFT_OUT, RunState
-from lanewise.errors import CheckpointError
+from lanewise.errors import CheckpointError, LanewiseError, RunDirError, describe
 from lanewise.processes.device.tensor_bytes import checksum
 from lanewise.processes.world.digests import gather_digests
 from lanewise.processes.world.encode import TensorTable, encode
@@ -22,12 +23,16 @@ from lanewise.processes.world.world import World
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.runs.checkpoint.saver import Saver
+from lanewise.runs.dir import lock_folder
+from lanewise.runs.file import writing
 
 logger = logging.getLogger(__name__)
 
 _STREAMS = "lanewise_streams"
 _DATASETS = "datasets"
 """The key of an identity for all datasets of the loop: it may have several."""
+_CLAIMED: "dict[Path, OwnCheckpoints]" = {}
+"""Who in this process saves to a folder, until its `Lanes` are closed."""
 
 
 @final
@@ -70,7 +75,9 @@ class OwnCheckpoints:
         self._compared = [key for key, value in self.objects.items() if not isinstance(value, Optimizer)]
         checkpoints = CheckpointFolder(self.folder, self.before_step)
         self._saver = Saver(checkpoints, self.world, keep_last=self.keep_last, keep_best=0, sign=1)
-        self.prepared.finish_saves.append(self.finish)
+        self.lock = self._claim()
+        """Keeps other processes out of the folder."""
+        self.prepared.finish_saves.extend([self.finish, self.lock.close])
         self.step = 0
         """The next step: that of the checkpoint, or 0 without one."""
         found = find_newest(checkpoints, self.world)
@@ -83,6 +90,37 @@ class OwnCheckpoints:
             self.datasets.restore(identities if isinstance(identities, list) else [identities], path)
         if self.world.rank == 0 and self.before_step is None:
             checkpoints.remove_leftovers(logger.warning)
+
+    def _claim(self) -> ExitStack:
+        """Wait for what an earlier object of this process saves to the folder, and keep other processes out.
+
+        The earlier one, as of a cell of a notebook that ran before, hands its lock on. Collective.
+
+        Returns:
+            What lets others have the folder.
+
+        Raises:
+            RunDirError: if another process has the folder, or it cannot be written.
+            StorageError: if the earlier object's save failed.
+        """
+        place, error = self.folder.resolve(), ""
+        if earlier := _CLAIMED.get(place):
+            earlier.finish()
+        if self.before_step is not None:
+            return ExitStack()
+        lock = earlier.lock.pop_all() if earlier else ExitStack()
+        if not earlier and self.world.rank == 0:
+            try:
+                with writing(self.folder):
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    lock_folder(self.folder, lock, "the folder of checkpoints", "another folder")
+            except LanewiseError as caught:
+                error = describe(caught)
+        if error := self.world.broadcast_tree(error):
+            raise RunDirError(error)
+        _CLAIMED[place] = self
+        lock.callback(_CLAIMED.pop, place, None)
+        return lock
 
     def save(self, step: int) -> None:
         """Begin to save the state of the objects before `step`; they may change as soon as this returns.

@@ -300,7 +300,7 @@ class Lanes:
         Call it when all models are prepared. A run may resume with another number of processes.
 
         Args:
-            folder: a folder on a file system that all ranks share.
+            folder: on a file system that all ranks share; RunDirError if another process saves to it.
             keep_last: how many of the newest checkpoints to keep.
             before_step: index of a step to replay; no later checkpoint is restored, and nothing is saved.
             objects: modules, optimizers, and other objects with `state_dict` and `load_state_dict`. Their

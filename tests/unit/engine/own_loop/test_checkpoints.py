@@ -1,6 +1,10 @@
 """What a loop of one's own goes on with: metrics that come late, data of its own making, equal models."""
 
 import copy
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,10 +12,13 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lanewise import Loss
-from lanewise.errors import CheckpointError, WorldError
-from lanewise.processes.world.world import World
+from lanewise import Lanes, Loss
+from lanewise.engine.own_loop.checkpoints import OwnCheckpoints
+from lanewise.errors import CheckpointError, RunDirError, WorldError
+from lanewise.processes.world.world import LocalWorld, World
+from lanewise.runs.checkpoint import saver
 from lanewise.runs.checkpoint.manifest import Manifest
+from lanewise.runs.dir import lock_folder
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import state_bytes
 from tests.slow import slow
@@ -130,7 +137,7 @@ def test_a_prepared_model_that_differs_between_processes_is_not_saved(tmp_path):
         assert len(said) == 2
         for message in said:
             assert message.startswith("the state of model differs between processes (ranks ")
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert {path.name for path in tmp_path.iterdir()} == {"step-000001", ".lock"}
 
 
 def astray_in_optimizer(world: World, folder: str) -> str:
@@ -154,9 +161,57 @@ def test_an_optimizer_that_differs_between_processes_is_not_saved(tmp_path):
     for said in run_distributed(astray_in_optimizer, 3, str(tmp_path)):
         assert said.startswith("optimizer/state/model.weight/momentum_buffer differs between processes")
         assert "after step 2, where all must have the same: rank 1 (" in said
-    (saved,) = tmp_path.iterdir()
+    (saved,) = tmp_path.glob("step-*")
     assert set(Manifest.read(saved).digests) == {
         "model/weight",
         "model/bias",
         "optimizer/state/model.weight/momentum_buffer",
     }
+
+
+def begin(world: World, folder: Path, **options: Any) -> tuple[Lanes, OwnCheckpoints]:
+    lanes = make_lanes(world)
+    return lanes, lanes.checkpoints(folder, model=lanes.prepare(nn.Linear(2, 1)), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"before_step": 3}])
+def test_what_a_process_still_saves_is_found_when_it_opens_the_folder_again(tmp_path, monkeypatch, options):
+    """The next cell of a notebook began at 0, and removed the folder of the save that was on its way."""
+    write = saver.write_json
+
+    def write_late(*arguments: Any) -> Any:
+        time.sleep(0.5)
+        return write(*arguments)
+
+    monkeypatch.setattr(saver, "write_json", write_late)
+    world = LocalWorld(torch.device("cpu"))
+    lanes, checkpoints = begin(world, tmp_path / "mine")
+    checkpoints.save(3)
+    again, found = begin(world, Path(os.path.relpath(tmp_path)) / "mine", **options)
+    assert found.step == 3
+    lanes.close()
+    with ExitStack() as stack:  # the second one still has the folder, unless it only looks at a step
+        if not options:
+            with pytest.raises(RunDirError, match=rf"in use by process {os.getpid()} on"):
+                lock_folder(tmp_path / "mine", stack, "the folder", "another")
+            again.close()
+        lock_folder(tmp_path / "mine", stack, "the folder", "another")
+
+
+def open_in_use(world: World, folder: str) -> tuple[str, int]:
+    """Open the folder of another process, and then only to see a step of it again."""
+    with pytest.raises(RunDirError) as caught:
+        begin(world, Path(folder))
+    return str(caught.value), begin(world, Path(folder), before_step=1)[1].step
+
+
+def test_a_folder_that_another_process_saves_to_is_an_error_on_every_rank(tmp_path):
+    """Two processes removed each other's saves."""
+    with ExitStack() as stack:
+        lock_folder(tmp_path, stack, "the folder", "another")
+        for said, step in run_distributed(open_in_use, 2, str(tmp_path)):
+            assert said.startswith(
+                f"the folder of checkpoints {tmp_path} is in use by process {os.getpid()} on "
+            )
+            assert said.endswith("Choose another folder, or wait for that one to end.")
+            assert step == 0
