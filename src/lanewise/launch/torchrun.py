@@ -1,14 +1,18 @@
 """`python -m lanewise.launch.torchrun`: torchrun, which exits with the code of what failed.
 
 torchrun itself exits with 1 after every failure, so a scheduler could not tell a user's mistake, which
-another start would repeat, from a run that saved itself and is to be started again.
+another start would repeat, from a run that saved itself and is to be started again. And by default the
+rendezvous c10d keeps the store of the first round, so that an agent which stays waits for workers at a store
+that others do not know.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
 
 from lanewise.errors import PreemptedError
+from lanewise.processes.watch.store import OWN_STORE_VARIABLE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run
 
+    os.environ.setdefault(OWN_STORE_VARIABLE, "1")
     try:
         run(arguments)
     except ChildFailedError as error:

@@ -1,3 +1,4 @@
+import os
 import signal
 import sys
 
@@ -9,6 +10,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from lanewise.errors import RunDirError
 from lanewise.launch.torchrun import main
 from lanewise.processes.watch.failure import Failure, record_failure
+from lanewise.processes.watch.store import OWN_STORE_VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    """What torchrun sets for its workers must not reach other tests."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
 
 
 def ends_with(monkeypatch, error=None):
@@ -22,6 +30,15 @@ def ends_with(monkeypatch, error=None):
 
     monkeypatch.setattr(run, "main", end)
     return seen
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "1"), ("0", "0")])
+def test_rank_0_of_each_start_keeps_the_store_unless_the_user_says_otherwise(given, used, monkeypatch):
+    """Torch's agent that stays while others come and go would keep that of the first round."""
+    monkeypatch.setattr(os, "environ", {} if given is None else {OWN_STORE_VARIABLE: given})
+    ends_with(monkeypatch)
+    main([])
+    assert os.environ == {OWN_STORE_VARIABLE: used}
 
 
 def failed(**codes: int) -> ChildFailedError:

@@ -3,6 +3,7 @@
     starts             how often this world was started, as rank 0 counts
     over               the failure after which no further start goes on
     N/arrived/RANK     rank RANK has come to start number N
+    N/restarted        some rank knows that it is started again
     N/begun            all have come; whether this start goes on with what an earlier one began
     N/beat/RANK        what the rank does, written four times a second
     N/failures         how many said that they failed

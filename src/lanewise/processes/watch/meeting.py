@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from lanewise.errors import WorldError
 from lanewise.processes.watch.channel import Channel, named_ranks
-from lanewise.processes.watch.store import TimedStore
+from lanewise.processes.watch.store import OWN_STORE_VARIABLE, TimedStore
 from lanewise.processes.world.environment import Environment
 
 _SECONDS_BETWEEN_QUESTIONS = 0.1
@@ -23,6 +23,10 @@ _SECONDS_FOR_RANK_0 = 5.0
 _SECONDS_UNTIL_TOLD = 10.0
 """How long to wait without a word."""
 _FOR_EVER = timedelta(days=1000)
+_HINT = (
+    f". If hosts came or went, rank 0 keeps another one: let every torchrun have {OWN_STORE_VARIABLE}=1, as "
+    "python -m lanewise.launch.torchrun does"
+)
 _stores: dict[Environment, list[dist.TCPStore]] = {}
 """The store of each meeting of this process: a program may train several times, at the store of the first."""
 
@@ -96,7 +100,7 @@ class Meeting:
             while not self._store.has(*keys):
                 missing = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
                 self._require_time(deadline, missing)
-            is_restarted = self.environment.is_restarted or channel.start > self._number
+            is_restarted = channel.start > self._number or self._store.has(f"{channel.start}/restarted")
             self._store.set(f"{channel.start}/begun", json.dumps(is_restarted))
         while not self._store.has(f"{channel.start}/begun"):
             if self._store.add("starts", 0) > channel.start:  # this process had come to an earlier start
@@ -123,15 +127,21 @@ class Meeting:
         """
         if self.environment.rank == 0:
             number = self._store.add("starts")
-            self._store.add(f"{number}/arrived/0")
+            self._come(number)
             return number
         deadline = time.monotonic() + self._timeout_seconds
         while True:
             number = self._store.add("starts", 0)
             has_begun = not number or self._store.has(f"{number}/begun")
-            if not has_begun and self._store.add(f"{number}/arrived/{self.environment.rank}") == 1:
+            if not has_begun and self._come(number) == 1:
                 return number
             self._require_time(deadline, [0])
+
+    def _come(self, number: int) -> int:
+        """Come to a start, and say what is known of those before; return how often this rank has come."""
+        if self.environment.is_restarted:
+            self._store.set(f"{number}/restarted", "true")
+        return self._store.add(f"{number}/arrived/{self.environment.rank}")
 
     def _require_time(self, deadline: float, missing: Sequence[int]) -> None:
         """Wait a moment for some ranks; raise WorldError where there is no time left."""
@@ -149,7 +159,8 @@ class Meeting:
         self._quiet_until = math.inf
         if self.environment.rank == self.environment.terminal:
             whom = named_ranks(missing) + ", which waits for all," * (self.environment.rank > 0)
+            is_torchruns = self.environment.rank > 0 and self.environment.has_agent_store
             sys.stderr.write(
                 f"rank {self.environment.rank} waits for {whom} at the store at {self._place} for up to "
-                f"distributed.start_seconds={self._timeout_seconds:g}\n"
+                f"distributed.start_seconds={self._timeout_seconds:g}{_HINT * is_torchruns}\n"
             )

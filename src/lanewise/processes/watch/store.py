@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Environment variable with which torchrun lets rank 0 of each start keep the store."""
 _SECONDS_FOR_AN_ANSWER = 3.0
 _SECONDS_TO_RECOVER = 0.2
 

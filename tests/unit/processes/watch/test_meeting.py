@@ -11,6 +11,7 @@ import torch.distributed as dist
 from lanewise.errors import WorldError
 from lanewise.processes.watch import meeting as module
 from lanewise.processes.watch.meeting import Meeting
+from lanewise.processes.watch.store import OWN_STORE_VARIABLE
 from tests.listening import reserve_port
 from tests.unit.processes.watch.store import make_environment, make_store
 
@@ -60,12 +61,14 @@ def test_a_start_with_more_or_fewer_processes_is_a_new_one():
     assert meet_all(port, 1) == [(3, True)]
 
 
-def test_the_word_of_the_launcher_of_rank_0_counts():
-    """Torch's agents count restarts each for itself, and one that joins later begins at 0."""
+@pytest.mark.parametrize("knowing", [0, 1])
+def test_the_word_of_any_launcher_counts(knowing):
+    """Torch's agents count restarts each for itself, and one that joins later, as rank 0 too, begins at 0:
+    the run in its folder was taken for another one, which ended the run with exit code 2."""
     _store, port = make_store()
     with ThreadPoolExecutor(2) as threads:
-        one = threads.submit(meet, port, 1, 2)
-        assert meet(port, 0, 2, is_restarted=True) == (1, True)
+        one = threads.submit(meet, port, 1, 2, is_restarted=knowing == 1)
+        assert meet(port, 0, 2, is_restarted=knowing == 0) == (1, True)
         assert one.result() == (1, True)
 
 
@@ -115,6 +118,18 @@ def test_a_rank_that_does_not_reach_the_store_says_so(monkeypatch):
     said = f"during it: rank 3 waits for rank 0, which waits for all, at the store at {place}"
     with pytest.raises(WorldError, match=said):
         Meeting(make_environment(29400, 3, 4, terminal=3, has_agent_store=False), 1800.0)
+
+
+def test_a_rank_that_waits_at_the_store_of_an_agent_names_the_variable(monkeypatch, capsys):
+    """An agent that stayed while hosts came and went kept its store, and rank 0 another one: both waited for
+    half an hour, and neither said why."""
+    monkeypatch.setattr(module, "_SECONDS_UNTIL_TOLD", -1.0)
+    _store, port = make_store()
+    with pytest.raises(WorldError, match="rank 0 did not come"):
+        meet(port, 1, 2, seconds=0.3, terminal=1)
+    said = capsys.readouterr().err
+    assert "If hosts came or went" in said
+    assert f"{OWN_STORE_VARIABLE}=1" in said
 
 
 def test_a_port_that_something_else_has_is_named():
