@@ -46,12 +46,12 @@ class Loss:
     must report each name.
     """
     gather: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    """What `Task.after_update` gets of all lanes, by name: tensors, in any nested dicts, lists, tuples and
+    """What `before_update` and `after_update` get of all lanes, by name: tensors, in any containers and
     dataclasses, whose first dimension are rows, as many as the lane has. Rows are in lane order, without a
     gradient. Each lane with samples must give the same names, containers, dtypes and trailing shapes.
     """
     total: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    """What `Task.after_update` gets added up over all lanes, by name: tensors of equal shapes, likewise.
+    """What they get added up over all lanes, by name: tensors of equal shapes, likewise.
 
     Integers and bools are added as int64, bfloat16 and float16 as float32.
     """
@@ -77,7 +77,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class UpdatedStep:
-    """A step whose update was made, as `Task.after_update` gets it: the same on every process."""
+    """A step that updates, as `Task.before_update` and `after_update` get it: the same on every process."""
 
     gathered: Mapping[str, Any]
     """The rows of all lanes in lane order, by the names of `Loss.gather`."""
@@ -100,7 +100,7 @@ class Task(ABC):
     """
 
     step_state: Sequence[str] = ()
-    """Names of buffers, or of modules with all buffers below, that lanes only read and `after_update` writes.
+    """Names of buffers, or of modules with all buffers below, that lanes only read: state of the whole step.
 
     They are not compared and merged in a step; a lane that changes one in the first steps is an error.
     """
@@ -115,17 +115,17 @@ class Task(ABC):
     def progress(self) -> StepProgress:
         """Where in the run the step is: for annealed weights, temperatures and curricula.
 
-        It is that of the step for which `collate`, `forward`, the loss or `after_update` runs. In an
-        evaluation, and for predictions, `number` counts the steps that the weights were trained, and `epoch`
-        is that of the last one.
+        It is that of the step for which `collate`, `forward`, the loss, `before_update` or `after_update`
+        runs. In an evaluation, and for predictions, `number` counts the steps that the weights were trained,
+        and `epoch` is that of the last one.
 
         Raises:
             TaskError: where no run gives it.
         """
         if (position := PROGRESS.get()) is None:
             raise TaskError(
-                "self.progress is known in collate, forward, the losses and after_update, while lanewise "
-                "trains, evaluates, or predicts with the weights of a run. In a loop of your own use "
+                "self.progress is known in collate, forward, the losses, before_update, after_update, while "
+                "lanewise trains or evaluates, or predicts with a run. In a loop of your own use "
                 "step.number and step.epoch; with other weights, read it only where model.training is set."
             )
         return StepProgress(*position)
@@ -207,6 +207,15 @@ class Task(ABC):
             Tensors whose first dimension is the samples, in any nested containers; by default nothing.
         """
         return None
+
+    def before_update(self, model: nn.Module, step: UpdatedStep) -> None:  # noqa: B027 - most have none
+        """Change the gradient once in each step that updates, before it is clipped by `train.max_grad_norm`.
+
+        To clip by value or by layer, add noise, project, or log: `parameter.grad` is that of the global
+        batch, unscaled in fp16. Called as `after_update` is, with the same arguments; of an optimizer with a
+        closure, for each of its gradients. It may write gradients, or give a parameter another one, and
+        buffers. Not under the reducer `fsdp`.
+        """
 
     def after_update(self, model: nn.Module, step: UpdatedStep) -> None:  # noqa: B027 - most have none
         """Change the model once in each step that updated it, after the optimizer and its scheduler.

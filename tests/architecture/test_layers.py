@@ -46,7 +46,7 @@ ENGINE_OFFERS = {
         *(
             "run.build",
             "run.resume",
-            "step.after_update",
+            "step.own_update",
             "step.lanes",
             "step.terms",
             "step.lane_error",

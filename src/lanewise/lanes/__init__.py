@@ -20,6 +20,7 @@ from lanewise.lanes.schedule import SequentialSchedule as SequentialSchedule
 from lanewise.lanes.seed import after_update_seed as after_update_seed
 from lanewise.lanes.seed import backward_seed as backward_seed
 from lanewise.lanes.seed import batch_loss_seed as batch_loss_seed
+from lanewise.lanes.seed import before_update_seed as before_update_seed
 from lanewise.lanes.seed import callback_seed as callback_seed
 from lanewise.lanes.seed import evaluation_seed as evaluation_seed
 from lanewise.lanes.seed import lane_seed as lane_seed

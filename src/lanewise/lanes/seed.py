@@ -37,6 +37,11 @@ def update_seed(seed: int, step: int, repeat: int = 0) -> int:
     return _digest(f"update {seed} {step}", repeat)
 
 
+def before_update_seed(seed: int, step: int) -> int:
+    """Return the seed of what a task does to the gradient of a step, on every rank."""
+    return _digest(f"before update {seed} {step}")
+
+
 def after_update_seed(seed: int, step: int) -> int:
     """Return the seed of what a task does after the update of a step, on every rank."""
     return _digest(f"after update {seed} {step}")

@@ -12,3 +12,4 @@ from lanewise.reduce.reducer import LaneWork as LaneWork
 from lanewise.reduce.reducer import Reducer as Reducer
 from lanewise.reduce.reducer import evaluate_lanes as evaluate_lanes
 from lanewise.reduce.reducer import forget_gradients as forget_gradients
+from lanewise.reduce.reducer import kept_gradients as kept_gradients

@@ -49,6 +49,17 @@ def forget_gradients(parameters: Iterable[nn.Parameter]) -> None:
         parameter.grad = None
 
 
+def kept_gradients(parameters: Iterable[nn.Parameter]) -> Callable[[], None]:
+    """Return a function that gives every parameter a copy of the gradient that it has now."""
+    kept = [(one, None if one.grad is None else one.grad.clone()) for one in parameters]
+
+    def put_back() -> None:
+        for parameter, gradient in kept:
+            parameter.grad = None if gradient is None else gradient.clone()
+
+    return put_back
+
+
 def without_loss(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """Return a scalar whose backward gives no parameter a gradient."""
     return torch.zeros((), device=parameters[0].device, requires_grad=True)

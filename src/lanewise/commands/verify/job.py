@@ -136,10 +136,10 @@ class VerifyJob(Job):
                     raise CheckpointError(f"the run takes {len(steps)} steps: too few to stop in between.")
                 steps = steps[half:]
                 trace.at_checkpoint = self._state_of(training, task)
-            made_first: dict[str, str] = {}
-            engine = Engine(replace(run, training=run_twice(training, made_first)))
+            otherwise: dict[str, list[str]] = {}
+            engine = Engine(replace(run, training=run_twice(training, otherwise)))
             hidden = hidden_state(training.model, task=task)
-            for step in run_steps(engine, world, steps, made_first):
+            for step in run_steps(engine, world, steps, otherwise):
                 trace.steps.append(step)
                 if self.resume_from is None and len(trace.steps) == half:
                     # A run evaluates between its steps, which may depend on what that changes.

@@ -1,7 +1,7 @@
 """Takes a few steps of a run, notes what they computed as digests, and compares two runs."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -17,6 +17,7 @@ from lanewise.engine.transforms import compare_runs
 from lanewise.lanes import Schedule
 from lanewise.processes.world.shards import whole
 from lanewise.processes.world.world import World
+from lanewise.reduce import kept_gradients
 
 _Noted = dict[int, tuple[tuple[int, ...], str]]
 """The indices of a lane's samples and the digest of what its forward gets, by lane."""
@@ -46,8 +47,9 @@ class StepTrace:
     """Options of the optimizer's groups, the learning rate among them, as the update used them."""
     changed_outside: list[str] = field(default_factory=list)
     """Parameters that something other than the optimizer changed."""
-    changed_otherwise: list[str] = field(default_factory=list)
-    """What `Task.after_update` made something else of when it ran again from the same state."""
+    changed_otherwise: dict[str, list[str]] = field(default_factory=dict)
+    """What `Task.before_update` or `after_update` made something else of when it ran again from the same
+    state, by the name of the method."""
 
 
 @dataclass
@@ -130,7 +132,7 @@ def run_steps(
     engine: Engine,
     world: World,
     steps: Sequence[int],
-    first: dict[str, str] | None = None,
+    otherwise: dict[str, list[str]] | None = None,
     batches: Iterator[LaneBatch] | None = None,
 ) -> Iterator[StepTrace]:
     """Take these steps one after the other, and trace each. Collective: every rank must call this.
@@ -139,10 +141,10 @@ def run_steps(
         engine: takes the steps.
         world: the processes.
         steps: their numbers.
-        first: where `run_twice` notes what it made of a step.
+        otherwise: where `run_twice` notes what differed in a step.
         batches: those of these steps; None: the loader reads them.
     """
-    first = {} if first is None else first
+    otherwise = {} if otherwise is None else otherwise
     model, optimizer = engine.training.model, engine.training.optimizer
     weights = _digests(model.named_parameters())
     trace = StepTrace(-1)
@@ -178,7 +180,7 @@ def run_steps(
             if engine.run.loader.is_over:
                 return
             trace = StepTrace(step)
-            first.clear()
+            otherwise.clear()
             compare_runs(engine.reducer.replicas, is_on=True)  # a run does it in its first step
             noted: _Noted = {}
             read = engine.run.loader.batches(step, step + 1) if batches is None else batches
@@ -186,8 +188,7 @@ def run_steps(
             trace.loss = {lane.lane: lane.numbers for lane in report.totals.lanes}
             weights = trace.weights = _digests(model.named_parameters())
             trace.buffers = _digests(model.named_buffers())
-            made = trace.weights | trace.buffers
-            trace.changed_otherwise = [name for name, digest_of in first.items() if digest_of != made[name]]
+            trace.changed_otherwise = dict(otherwise)
             lanes = sorted(lane for of_rank in world.all_gather_tree(noted) for lane in of_rank.items())
             trace.samples = {lane: indices for lane, (indices, _) in lanes}
             trace.inputs = {lane: inputs for lane, (_, inputs) in lanes}
@@ -196,26 +197,43 @@ def run_steps(
         handle.remove()
 
 
-def run_twice(training: Training, first: dict[str, str]) -> Training:
-    """Let `Task.after_update` run twice from the same state, and note what the first time made."""
-    model, after_update = training.model, training.after_update
-    if after_update is None:
-        return training
+def run_twice(training: Training, otherwise: dict[str, list[str]]) -> Training:
+    """Let what a task does around an update run twice from the same state, and note what differs."""
+    model = training.model
 
-    def update(gradient: Any) -> None:
-        kept = {name: tensor.detach().clone() for name, tensor in _tensors(model)}
-        after_update(gradient)
-        first.update(_digests(_tensors(model)))
-        with torch.no_grad():
-            for name, tensor in _tensors(model):
-                tensor.copy_(kept[name])
-        after_update(gradient)
+    def twice(method: str, run: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
+        def update(gradient: Any) -> None:
+            assert run is not None
+            kept = {name: tensor.detach().clone() for name, tensor in _tensors(model)}
+            put_back = kept_gradients(model.parameters())
+            run(gradient)
+            first = _digests([*_tensors(model), *_gradients(model)])
+            with torch.no_grad():
+                for name, tensor in _tensors(model):
+                    tensor.copy_(kept[name])
+            put_back()
+            run(gradient)
+            again = _digests([*_tensors(model), *_gradients(model)])
+            if different := [name for name in {**first, **again} if first.get(name) != again.get(name)]:
+                otherwise[method] = different
 
-    return replace(training, after_update=update)
+        return None if run is None else update
+
+    return replace(
+        training,
+        before_update=twice("before_update", training.before_update),
+        after_update=twice("after_update", training.after_update),
+    )
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     return chain(model.named_parameters(), model.named_buffers())
+
+
+def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            yield f"gradient of {name}", parameter.grad
 
 
 def _noting(batches: Iterator[LaneBatch], noted: _Noted) -> Iterator[LaneBatch]:

@@ -27,11 +27,11 @@ from lanewise.engine.state.init_from import init_model
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.engine.state.resume_check import identify, plain
 from lanewise.engine.state.run_state import RunState
-from lanewise.engine.step.after_update import OwnUpdate, has_after_update
 from lanewise.engine.step.average import build_average
 from lanewise.engine.step.lane_error import explain_memory
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.metrics import LogInterval
+from lanewise.engine.step.own_update import OwnUpdate, own_updates
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.update import Training
 from lanewise.engine.transforms import checkpoint_activations, compile_forwards, synchronise_batch_norm
@@ -190,10 +190,10 @@ def build_run(config: RunConfig, world: World, task: Task | None = None, *, is_r
         config = replace(config, evaluate=evaluation.config)
     each = steps_per_value(config, loader.schedule)
     scheduler, plateau = build_scheduler(config, optimizer, last_step and -(-last_step // each))
-    after_update = OwnUpdate(lanes, model) if has_after_update(lanes.task) else None
-    norm = config.train.max_grad_norm
+    own = {name: OwnUpdate(lanes, model, world, name) for name in own_updates(lanes.task)}
+    before, after, norm = own.get("before_update"), own.get("after_update"), config.train.max_grad_norm
     training = Training(
-        model, optimizer, scheduler, after_update, average, config.optimizer.closure, norm, each
+        model, optimizer, scheduler, before, after, average, config.optimizer.closure, norm, each
     )
     samples_of = None if lanes.loss_method == "batch_loss" else loader.samples_of
     log_interval = LogInterval(config.log.every_steps, last_step, lambda: loader.is_over, samples_of)

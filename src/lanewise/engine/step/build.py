@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.precision import LossScale
-from lanewise.engine.step.after_update import has_after_update
 from lanewise.engine.step.guard.attributes import Attributes
 from lanewise.engine.step.guard.changed_parameters import ChangedParameters, held_parameters
 from lanewise.engine.step.guard.collectives import CollectiveDetector
@@ -16,6 +15,7 @@ from lanewise.engine.step.guard.shared_generators import SharedGenerators
 from lanewise.engine.step.joining import Joining
 from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.metrics import LogInterval
+from lanewise.engine.step.own_update import own_updates
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.step import Pass
 from lanewise.engine.step.wire import Spread, Votes
@@ -64,7 +64,7 @@ def build_pass(
     rules: list[Callable[[LaneTurn], None]] = [TrainedParameters(reducer)]
     if world.world_size > 1:
         rules.append(collectives.require_even)
-    joining = Joining(reducer, world, placement, is_on=task is not None and has_after_update(task))
+    joining = Joining(reducer, world, placement, is_on=task is not None and bool(own_updates(task)))
     names = () if log is None else log.metric_names
     message = StepMessage(spread, loss_scale, names, joining=joining)
     return Pass(reducer, spread, buffers, phases, message, rules, looks, attributes, log, vote)

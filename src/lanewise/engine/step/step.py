@@ -4,7 +4,7 @@ begin     forget gradients that are left
 backward  of a lane whose forward and loss `LaneLosses` ran; before this process's last, send the message
 finish    receive the totals of all lanes; divide by their weight; merge buffers, whose values travel now if a
           lane changed any, or drop them and the gradients
-then      clip, optimizer, scheduler, forget the gradients, average, report
+then      Task.before_update, clip, optimizer, scheduler, forget the gradients, average, report
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeVar, final
 
 import torch
-from torch import nn
 
 from lanewise.data import LaneBatch
 from lanewise.engine.buffers.buffers import LaneBuffers
@@ -247,9 +246,8 @@ class TrainStep:
             self.pass_.backward(lane.batch, loss, self.runner.what)
             del lane, loss  # before the next batch is read
         gradient = self.pass_.finish(needs_norm=training.max_grad_norm is not None)
-        if training.max_grad_norm is not None:
-            assert gradient.norm is not None
-            nn.utils.clip_grads_with_norm_(training.model.parameters(), training.max_grad_norm, gradient.norm)
+        for change in training.gradient_changes:
+            change(gradient, self.pass_.watched)
         self.runner.seed_update(step)
         return gradient
 

@@ -1,8 +1,10 @@
 """What trains a model: its optimizer with a schedule, clipping and an average."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TypeAlias
 
 from torch import nn
 from torch.optim import Optimizer
@@ -12,6 +14,9 @@ from torch.optim.swa_utils import AveragedModel
 from lanewise.engine.step.lane_error import explain_memory
 from lanewise.engine.step.metrics import Gradient
 from lanewise.errors import ConfigError, LanewiseError, text_of
+
+Watched: TypeAlias = Callable[[Callable[[], None], str], None]
+"""Runs code of the user's once in a step, with its name; see `Pass.watched`."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,8 @@ class Training:
     optimizer: Optimizer
     scheduler: LRScheduler | None
     """Stepped after every `steps_per_value` optimizer steps."""
+    before_update: Callable[[Gradient], None] | None = None
+    """What the task does to each gradient that may be used, before it is clipped; None: nothing."""
     after_update: Callable[[Gradient], None] | None = None
     """What the task does in each step that updated, when its gradient is forgotten; None: nothing."""
     average: AveragedModel | None = None
@@ -38,6 +45,27 @@ class Training:
     def evaluated_model(self) -> nn.Module:
         """The module to evaluate, and to keep if it is the best."""
         return self.model if self.average is None else self.average.module
+
+    @cached_property
+    def gradient_changes(self) -> Sequence[Callable[[Gradient, Watched], None]]:
+        """What is done to the gradient of a step, in this order."""
+        changes = (self.before_update, self._change), (self.max_grad_norm, self._clip)
+        return [change for setting, change in changes if setting is not None]
+
+    def _change(self, gradient: Gradient, watched: Watched) -> None:
+        """Let the task change a gradient that may be used."""
+        if gradient.allows_update:
+            assert self.before_update is not None
+            watched(partial(self.before_update, gradient), "before_update")
+
+    def _clip(self, gradient: Gradient, _watched: Watched) -> None:
+        """Clip by the norm: that of the step, or a new one where the task may have changed the gradient."""
+        parameters, norm, most = list(self.model.parameters()), gradient.norm, self.max_grad_norm
+        assert norm is not None
+        assert most is not None
+        if self.before_update is not None:
+            norm = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)
 
 
 def explain(error: Exception, optimizer: Optimizer, *, has_closure: bool = False) -> None:

@@ -271,8 +271,8 @@ CASES = [
         "first.weight changed before the update of step 4 (1 process).",
     ),
     (
-        "what a task does after an update depends on more than the step",
-        evidence(trace=Trace([StepTrace(2, changed_otherwise=["queue"])])),
+        "what a task does before or after an update depends on more than the step",
+        evidence(trace=Trace([StepTrace(2, changed_otherwise={"after_update": ["queue"]})])),
         "after_update of step 3, run again from the same state, gives a different queue (1 process).",
     ),
     (

@@ -48,17 +48,17 @@ def changed_parameter(evidence: Evidence) -> Iterator[str]:
 
 @diagnosis(
     "parameters",
-    "what a task does after an update depends on more than the step",
+    "what a task does before or after an update depends on more than the step",
     "Compute it from what the lanes gather and add up. Draw from the default generators, which are seeded, "
     "and ask neither the time nor anything else that changes (docs/losses.md).",
 )
-def after_update_again(evidence: Evidence) -> Iterator[str]:
-    """Find tensors of which `Task.after_update` makes something else when it runs again."""
+def own_update_again(evidence: Evidence) -> Iterator[str]:
+    """Find tensors of which a task's own code around an update makes something else when it runs again."""
     for layout in evidence.layouts:
         for step in layout.trace.steps:
-            if step.changed_otherwise:
-                again = f"after_update of step {step.step + 1}, run again from the same state"
-                yield f"{again}, gives a different {listed(step.changed_otherwise)} ({layout.name})."
+            for method, names in step.changed_otherwise.items():
+                again = f"{method} of step {step.step + 1}, run again from the same state"
+                yield f"{again}, gives a different {listed(names)} ({layout.name})."
 
 
 @diagnosis(

@@ -4,8 +4,8 @@
 Whatever can be reached may change, and most of it does so without harm: caches, counters for a log, what each
 forward sets anew. So nothing is refused because it changed. Where the first lane of a step changes a value,
 this lane runs twice more at the end of the next step, from equal weights, buffers and random numbers: if its
-result differs, it depends on such a value. Where `after_update` or a loss of all samples changes one, it and
-that lane run twice more: with numbers as it left them, and as they were before.
+result differs, it depends on such a value. Where `before_update`, `after_update` or a loss of all samples
+changes one, it and that lane run twice more: with numbers as it left them, and as they were before.
 
 The first two steps are looked at, and the two after each checkpoint; a step between them pays nothing. What
 acts rarely, or is of a dataset, is found by `lanewise verify`. See decision 26.
@@ -35,7 +35,7 @@ from lanewise.processes.device.nested import copied
 from lanewise.processes.device.random_state import kept_random_state
 from lanewise.processes.device.tensor_bytes import checksums
 from lanewise.processes.world.world import World
-from lanewise.reduce import Reducer
+from lanewise.reduce import Reducer, kept_gradients
 
 NUM_LOOKS = 2
 """How many steps are looked at, one after the other."""
@@ -135,12 +135,20 @@ class Attributes(Look):
             TaskError: if it keeps something; where every process does the same, before a checkpoint only.
         """
         self.num_watched -= 1
-        before = self._look()
+        parameters = self._reducer.parameters
+        before, begin = self._look(), kept_gradients(parameters)  # before_update changes them
         returned = run()
-        now = self._look()
+        now, put_back = self._look(), kept_gradients(parameters)
+
+        def run_again() -> object:
+            begin()
+            return run(), [parameter.grad for parameter in parameters]
+
         found = _changed(before, now)
         names, runs = sorted(found.keys() - self._harmless), [self._run_lane] * (self._lane is not None)
-        if names and self._gives_two_results([*runs, run], names, before):
+        depends = bool(names) and self._gives_two_results([*runs, run_again], names, before)
+        put_back()
+        if depends:
             self._unsaved = (
                 f"{what} changes {', '.join(names[:3])}, which no checkpoint has: a run that resumes "
                 f"would be another one. {_INSTEAD}"

@@ -7,15 +7,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lanewise import Task
 from lanewise.engine.precision import Precision
-from lanewise.engine.step.after_update import OwnUpdate, has_after_update
 from lanewise.engine.step.average import update_average
 from lanewise.engine.step.joining import Joined
 from lanewise.engine.step.lanes import LaneRunner
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.metrics import Gradient
+from lanewise.engine.step.own_update import OwnUpdate, own_updates
 from lanewise.engine.step.wire import LaneRow, Term
 from lanewise.errors import TaskError
 from lanewise.lanes import PROGRESS, LaneTurn, RunLength
+from lanewise.processes.world.world import LocalWorld
 
 
 class Base(Task):
@@ -42,7 +43,7 @@ def update(task, model, number=4):
     gradient = Gradient(turn, totals, None, None, allows_update=True, is_logged=False)
     token = PROGRESS.set((number, 1, RunLength(8)))
     try:
-        OwnUpdate(runner, model)(gradient)
+        OwnUpdate(runner, model, LocalWorld(torch.device("cpu")), "after_update")(gradient)
     finally:
         PROGRESS.reset(token)
 
@@ -105,7 +106,7 @@ def test_a_buffer_may_be_replaced_by_one_of_its_form():
 
 
 def test_a_task_without_it_is_not_asked():
-    assert not has_after_update(Base())
+    assert own_updates(Base()) == []
 
 
 def test_an_average_follows_what_is_trained_and_takes_frozen_parameters_as_they_are():
