@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -46,12 +46,12 @@ def list_contents(
         DataError: if an archive cannot be read or unpacked, or holds no such file; see `list_files` and
             `ByteFile.find` too.
     """
-    files: list[tuple[str, ByteFile | None]] = []
+    files: list[str | ByteFile] = []
     for path in list_files(paths):
         *named, of = _CHAINED.split(path)
         name = file_name(of)
         if not _ARCHIVE.search(name):
-            files.append((path, None))
+            files.append(path)
             continue
         found = _found(ByteFile.stored(of), cache_dir, unpacked_gib)
         chosen = named[1:] or [member for member in sorted(found) if _counts(member, endings)]
@@ -65,7 +65,8 @@ def list_contents(
             )
         files += map(found.__getitem__, chosen)
     with ThreadPoolExecutor(16) as pool:  # a network's file system takes its time for each
-        return list(pool.map(lambda of: ByteFile.find(*of), files))
+        stored = pool.map(ByteFile.find, [file for file in files if isinstance(file, str)])
+        return [next(stored) if isinstance(file, str) else file.require_content() for file in files]
 
 
 def _counts(name: str, endings: Sequence[str]) -> bool:
@@ -76,15 +77,15 @@ def _counts(name: str, endings: Sequence[str]) -> bool:
 
 def _found(
     archive: ByteFile, cache_dir: CacheDir, max_gib: float | None
-) -> dict[str, tuple[str, ByteFile | None]]:
-    """Return what to look for instead of each file of an archive, by its name there; see `ByteFile.find`."""
+) -> Mapping[str, str] | Mapping[str, ByteFile]:
+    """Return the files of an archive by their names there: ranges of a tar, or paths of what was unpacked."""
     if not archive.name.lower().endswith(".tar"):
         unpacked = _unpacked(archive, cache_dir, max_gib)
         if unpacked.is_dir():
             paths = [path for path in unpacked.rglob("*") if path.is_file()]
-            return {path.relative_to(unpacked).as_posix(): (str(path), None) for path in paths}
+            return {path.relative_to(unpacked).as_posix(): str(path) for path in paths}
         archive = ByteFile.stored(str(unpacked))
-    return {name: (name, archive) for name in tar_members(archive)}
+    return tar_members(archive)
 
 
 def _unpacked(archive: ByteFile, cache_dir: CacheDir, max_gib: float | None) -> Path:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, Self, TypeAlias, final
 
 from fsspec.utils import infer_compression
 
@@ -46,24 +46,13 @@ class ByteFile(NamedTuple):
     """What tells by its ending what the file is."""
 
     @classmethod
-    def find(cls, path: str, archive: "ByteFile | None" = None) -> "ByteFile":
-        """Look at a file.
-
-        Args:
-            path: a path, or a URL; of a member of an archive its name, as in `tar_members`.
-            archive: a tar that is not compressed, in which a file is a range of bytes.
+    def find(cls, path: str) -> "ByteFile":
+        """Look at a file whose content is to be read.
 
         Raises:
             DataError: if it does not exist, is empty, or is compressed in a way that cannot be read here.
         """
-        file = cls.stored(path) if archive is None else cls._member(path, archive)
-        if not file.size:
-            raise DataError(f"{file.path} is empty (0 bytes). Leave it out, or write it again.")
-        if path.endswith(".zst") and not file.compression:
-            raise DataError(f"{path} needs the package zstandard to be read: pip install zstandard.")
-        if _ARCHIVE.search(file.name):
-            raise DataError(f"{file.path} is an archive, which may hold several files. Unpack it.")
-        return file
+        return cls.stored(path).require_content()
 
     @classmethod
     def stored(cls, path: str) -> "ByteFile":
@@ -76,10 +65,19 @@ class ByteFile(NamedTuple):
             path = str(Path(path).absolute())  # also after another working directory is set
         return cls(path, *_look_at(path), name=file_name(path))
 
-    @classmethod
-    def _member(cls, name: str, archive: "ByteFile") -> "ByteFile":
-        begin, end = tar_members(archive)[name]
-        return cls(f"tar://{name}::{archive.path}", end - begin, archive.stamp, archive, begin, name)
+    def require_content(self) -> Self:
+        """Return the file, which has content that can be read.
+
+        Raises:
+            DataError: if it is empty, or is compressed in a way that cannot be read here.
+        """
+        if not self.size:
+            raise DataError(f"{self.path} is empty (0 bytes). Leave it out, or write it again.")
+        if self.name.endswith(".zst") and not self.compression:
+            raise DataError(f"{self.path} needs the package zstandard to be read: pip install zstandard.")
+        if _ARCHIVE.search(self.name):
+            raise DataError(f"{self.path} is an archive, which may hold several files. Unpack it.")
+        return self
 
     @property
     def is_remote(self) -> bool:
@@ -286,14 +284,18 @@ def _open_bytes(file: ByteFile, process: int) -> OpenBytes:  # noqa: ARG001 - of
 
 
 @lru_cache(maxsize=MAX_OPEN)
-def tar_members(archive: ByteFile) -> Mapping[str, Range]:
-    """Return where each file in a tar archive is, by its name; of several of a name the last one counts.
+def tar_members(archive: ByteFile) -> Mapping[str, ByteFile]:
+    """Return the files in a tar archive by their names there; of several of a name the last one counts.
 
     Raises:
         DataError: if the archive cannot be read, is compressed, cut or damaged, or holds a file with holes.
     """
     with _reading(archive.path), io.BufferedReader(archive.stream(lambda _: None)) as stored:
-        return tar_ranges(stored)
+        ranges = tar_ranges(stored)
+    return {
+        name: ByteFile(f"tar://{name}::{archive.path}", end - begin, archive.stamp, archive, begin, name)
+        for name, (begin, end) in ranges.items()
+    }
 
 
 def unreadable(path: str, error: Exception) -> DataError:

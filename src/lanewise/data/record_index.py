@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any
 from zlib import crc32
@@ -32,6 +33,9 @@ _MAGIC = b"LWrecrd3"
 _MAX_LOADED_BYTES = 64 * 2**20
 """A larger index stays on the disk and is mapped into memory: processes of one machine share its pages."""
 _MAX_THREADS = 16
+_SMALL_BYTES = 2**20
+"""Members of an archive up to this size share a file in the cache folder, which takes longer to write than to
+search them."""
 _LONG_BYTES = 2**30
 """A file of this size takes so long to search that a line is logged before."""
 _DAMAGED = np.array([(-1, 0)], ENTRY)
@@ -112,13 +116,13 @@ class RecordIndex:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if state["entries"] is None and self.kept:
-            index = _load(self.kept, self.file, "skip")
-            if index is None or index.digest != self.digest:
+            indexes = _load(self.kept, [self.file], "skip")
+            if indexes is None or indexes[0].digest != self.digest:
                 raise DataError(
                     f"The index {self.kept} cannot be read any more, or was made anew, as its file changed. "
                     "Start again."
                 )
-            self.entries = index.entries
+            self.entries = indexes[0].entries
 
 
 def index_files(
@@ -141,7 +145,9 @@ def index_files(
     """
     started = time.monotonic()
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
-        indexes = list(pool.map(lambda file: _index_file(file, separator, cache_dir, on_error), files))
+        groups = [list(group) for _, group in groupby(files, _shares_with)]
+        found = pool.map(lambda group: _index_group(group, separator, cache_dir, on_error), groups)
+        indexes = list(chain.from_iterable(found))
     for index in indexes:
         if not len(index) and not index.is_damaged:
             raise DataError(f"{index.file.path} holds no record that is not empty. Leave it out.")
@@ -154,55 +160,66 @@ def index_files(
     return indexes
 
 
-def _index_file(file: ByteFile, separator: bytes, cache_dir: CacheDir, on_error: OnError) -> RecordIndex:
+def _shares_with(file: ByteFile) -> ByteFile:
+    return file.archive if file.archive and file.size <= _SMALL_BYTES else file
+
+
+def _index_group(
+    files: list[ByteFile], separator: bytes, cache_dir: CacheDir, on_error: OnError
+) -> list[RecordIndex]:
+    """Return the indexes of files that share a file in the cache folder."""
     try:
         folder = cache_folder(cache_dir)
-        key = os.fsencode(file.path) + b"\0" + separator
+        key = os.fsencode("\0".join(file.path for file in files)) + b"\0" + separator
         path = folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.records"
-        if (index := _load(path, file, on_error)) is not None:
-            return index
+        if (indexes := _load(path, files, on_error)) is not None:
+            return indexes
         folder.mkdir(parents=True, exist_ok=True)
-        with alone(path.with_suffix(".lock"), f"find the records of {file.path}"):
-            if (index := _load(path, file, on_error)) is not None:
-                return index
+        with alone(path.with_suffix(".lock"), f"find the records of {_shares_with(files[0]).path}"):
+            if (indexes := _load(path, files, on_error)) is not None:
+                return indexes
             with replacing(path) as new, new.open("xb") as out:
-                _write(out, file, separator, on_error)
+                _write(out, files, separator, on_error)
                 out.flush()
                 os.fsync(out.fileno())
-            if (index := _load(path, file, on_error)) is not None:
-                return replace(index, is_new=True)
+            if (indexes := _load(path, files, on_error)) is not None:
+                return [replace(index, is_new=True) for index in indexes]
             raise OSError(f"{path} is not as it was written")
     except (OSError, StorageError, RuntimeError, ValueError) as error:  # no home folder; a null in a name
         in_memory = io.BytesIO()
-        _write(in_memory, file, separator, on_error)
+        _write(in_memory, files, separator, on_error)
         in_memory.seek(0)
-        index = _read(in_memory, file, None)
-        assert index is not None, "it was written now"
-        return replace(index, is_new=True, unkept=error)
+        indexes = _read(in_memory, files, None)
+        assert indexes is not None, "they were written now"
+        return [replace(index, is_new=True, unkept=error) for index in indexes]
 
 
-def _write(out: IO[bytes], file: ByteFile, separator: bytes, on_error: OnError) -> None:
-    """Search a file, and write its index."""
-    if file.size >= _LONG_BYTES:
-        logger.info("finding the records of %s, %.1f GiB", file.path, file.size / 2**30)
-    try:
-        _write_parts(out, file, scan_file(file, separator))
-    except DamagedContentError:
-        if on_error == "raise":
-            raise
-        # No part of it counts: gzip's checksum stands at the end, so any part before may be wrong too.
-        out.truncate(0)
-        _write_parts(out, file, [_DAMAGED])
+def _write(out: IO[bytes], files: list[ByteFile], separator: bytes, on_error: OnError) -> None:
+    """Search files, and write their indexes one after another."""
+    for file in files:
+        if file.size >= _LONG_BYTES:
+            logger.info("finding the records of %s, %.1f GiB", file.path, file.size / 2**30)
+        begin = out.tell()
+        try:
+            _write_parts(out, file, scan_file(file, separator))
+        except DamagedContentError:
+            if on_error == "raise":
+                raise
+            # No part of it counts: gzip's checksum stands at the end, so any part before may be wrong too.
+            out.truncate(out.seek(begin))
+            _write_parts(out, file, [_DAMAGED])
 
 
 def _write_parts(out: IO[bytes], file: ByteFile, parts: Iterable[Entries]) -> None:
     num_entries = longest = checksum = 0
+    at = out.tell()
     end: int | None = None
     hashed = hashlib.blake2b(digest_size=16)
-    out.seek(_HEADER.size)
+    out.seek(at + _HEADER.size)
     for part in filter(len, parts):
         offsets, written = part["offset"], part.tobytes()
-        longest = max(longest, int(np.diff(offsets, prepend=offsets[0] if end is None else end).max()))
+        first = 0 if end is None else offsets[0] - end
+        longest = max(longest, int(np.ediff1d(offsets, to_begin=first).max()))
         end = int(offsets[-1])
         num_entries += len(part)
         hashed.update(offsets.tobytes())
@@ -210,37 +227,46 @@ def _write_parts(out: IO[bytes], file: ByteFile, parts: Iterable[Entries]) -> No
         out.write(written)
     known = (_MAGIC, file.size, file.stamp, num_entries - 1, longest, hashed.digest(), checksum)
     header = _HEADER.pack(*known, 0)[:-4]
-    out.seek(0)
+    out.seek(at)
     out.write(header + struct.pack("<I", crc32(header)))
+    out.seek(0, os.SEEK_END)
 
 
-def _load(path: Path, file: ByteFile, on_error: OnError) -> RecordIndex | None:
-    """Return the kept index; None if there is none, or it is damaged or of another version of the file."""
+def _load(path: Path, files: list[ByteFile], on_error: OnError) -> list[RecordIndex] | None:
+    """Return the kept indexes; None if there are none, or one is damaged or of another version of a file."""
     try:
         with open_regular(path) as kept:
-            index = _read(kept, file, path)
+            indexes = _read(kept, files, path)
     except (OSError, ValueError):
         return None
     # If a damaged file is an error, it is searched again, so that the error says what is wrong.
-    return None if index is None or (index.is_damaged and on_error == "raise") else index
+    is_error = indexes and on_error == "raise" and any(index.is_damaged for index in indexes)
+    return None if is_error else indexes
 
 
-def _read(kept: IO[bytes], file: ByteFile, path: Path | None) -> RecordIndex | None:
-    header = kept.read(_HEADER.size)
-    num_bytes = kept.seek(0, os.SEEK_END) - _HEADER.size
-    if num_bytes < ENTRY.itemsize:
-        return None
-    magic, size, stamp, num_records, longest, digest, checksum, of_header = _HEADER.unpack(header)
-    known = _MAGIC, file.size, file.stamp, of_header, ENTRY.itemsize * (num_records + 1)
-    if (magic, size, stamp, crc32(header[:-4]), num_bytes) != known:
-        return None
-    if path is not None and num_bytes > _MAX_LOADED_BYTES:
-        entries: Entries = np.memmap(path, ENTRY, "r", _HEADER.size, (num_records + 1,))
-    else:
-        kept.seek(_HEADER.size)
-        data = kept.read()
-        entries = np.frombuffer(data, ENTRY)
-        if crc32(data) != checksum:
+def _read(kept: IO[bytes], files: list[ByteFile], path: Path | None) -> list[RecordIndex] | None:
+    """Return the indexes of files; None if one is damaged or of another version of a file, or too many."""
+    num_left = kept.seek(0, os.SEEK_END)
+    kept.seek(0)
+    indexes = []
+    for file in files:
+        if (num_left := num_left - _HEADER.size) < 0:
             return None
-    index = RecordIndex(file, entries, longest, digest.hex(), path)
-    return index if file.compression or index.offsets[-1] == file.size else None
+        header = kept.read(_HEADER.size)
+        magic, size, stamp, num_records, longest, digest, checksum, of_header = _HEADER.unpack(header)
+        num_left -= (num_bytes := ENTRY.itemsize * (num_records + 1))
+        known = _MAGIC, file.size, file.stamp, of_header
+        if (magic, size, stamp, crc32(header[:-4])) != known or num_left < 0:
+            return None
+        if path is not None and num_bytes > _MAX_LOADED_BYTES and len(files) == 1:  # then it begins the file
+            entries: Entries = np.memmap(path, ENTRY, "r", _HEADER.size, (num_records + 1,))
+        else:
+            data = kept.read(num_bytes)
+            entries = np.frombuffer(data, ENTRY)
+            if crc32(data) != checksum:
+                return None
+        index = RecordIndex(file, entries, longest, digest.hex(), path)
+        if not file.compression and entries["offset"][-1] != file.size:
+            return None
+        indexes.append(index)
+    return None if num_left else indexes

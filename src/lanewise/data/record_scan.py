@@ -65,7 +65,8 @@ def find_records(pieces: Iterable[bytes], separator: bytes) -> Iterator[Entries]
         yield _entries(records, begin, separator)
         begin += len(text) - len(rest)
         text, num_searched = bytearray(rest), 0
-    yield _entries([bytes(text)], begin, separator)
+    if text:
+        yield _entries([bytes(text)], begin, separator)
     yield np.array([(begin + len(text), 0)], ENTRY)
 
 
@@ -82,6 +83,9 @@ def _entries(records: list[bytes], begin: int, separator: bytes) -> Entries:
 
 def _read_ahead(file: ByteFile) -> Iterator[bytes]:
     opened = file.open()
+    if file.size <= _PIECE_BYTES:  # threads would take longer to start
+        yield from opened.read([(0, file.size)])
+        return
     pending: deque[Future[list[bytes]]] = deque()
     with ThreadPoolExecutor(_AHEAD) as pool:
         for begin in range(0, file.size, _PIECE_BYTES):
