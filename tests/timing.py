@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,21 @@ TESTS = Path(__file__).parent
 RECORD = TESTS / "seconds.json"
 _OF_A_NEW_FILE = 5.0
 _NUM_SLOWEST = 10
-_PACKAGE = re.compile(r"\(Debian: (.+?)\)|not installed: (\w+)|could not import '(\w+)")
+_OF_DEBIAN = re.compile(r"not installed: .*\(Debian: (.+)\)")
+_OF_PYTHON = re.compile(r"not installed: \w+|could not import '\w+.*")
 
 
 def _file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0].removeprefix(f"{TESTS.name}/")
+
+
+def how_to_run(reasons: Collection[str]) -> Iterator[str]:
+    """Yield the commands that install what tests were skipped without."""
+    found = [match for reason in reasons if (match := _OF_DEBIAN.fullmatch(reason))]
+    if packages := sorted({name for match in found for name in match[1].split(", ")}):
+        yield f"apt-get install {' '.join(packages)}"
+    if any(map(_OF_PYTHON.fullmatch, reasons)):
+        yield ".venv/bin/pip install -c constraints.txt -e '.[dev]'"
 
 
 class Timing:
@@ -78,16 +89,14 @@ class Timing:
         """Say what was skipped and how to install what was missing, and what took longest."""
         if sum(self.num_tests.values()) <= _NUM_SLOWEST:
             return
-        reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
+        skipped = terminalreporter.stats.get("skipped", [])
+        reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
         if reasons:
             terminalreporter.section("not run")
         for reason, count in reasons.most_common():
-            terminalreporter.write_line(f"{count:4} {reason.removeprefix('Skipped: ')}")
-        found = [match for reason in reasons for match in _PACKAGE.finditer(reason)]
-        if debian := sorted({match[1] for match in found if match[1]}):
-            terminalreporter.write_line(f"to run them: apt-get install {' '.join(debian)}")
-        if any(not match[1] for match in found):
-            terminalreporter.write_line("for the rest: .venv/bin/pip install -c constraints.txt -e '.[dev]'")
+            terminalreporter.write_line(f"{count:4} {reason}")
+        for command in how_to_run(reasons):
+            terminalreporter.write_line(f"to run some of them: {command}")
         terminalreporter.section(f"slowest {_NUM_SLOWEST}")
         for nodeid, seconds in self.of_tests.most_common(_NUM_SLOWEST):
             terminalreporter.write_line(f"{seconds:6.1f} s {nodeid}")

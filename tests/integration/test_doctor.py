@@ -38,8 +38,9 @@ def cluster(tmp_path_factory):
         yield running
 
 
-def needs(program: str):
-    return pytest.mark.skipif(shutil.which(program) is None, reason=f"not installed: {program}")
+def needs(program: str, package: str):
+    missing = f"not installed: {program} (Debian: {package})"
+    return pytest.mark.skipif(shutil.which(program) is None, reason=missing)
 
 
 def python_of(folder: Path) -> Path:
@@ -127,7 +128,7 @@ def test_two_healthy_hosts_have_no_fault(cluster, tmp_path):
 
 
 @WITH_HOSTS
-@needs("nft")
+@needs("nft", "nftables")
 @pytest.mark.slow
 def test_a_host_whose_ports_are_closed_is_named(cluster, tmp_path):
     python_of(tmp_path)
@@ -186,7 +187,7 @@ def test_a_host_that_is_not_there_hides_nothing_of_the_other(cluster, tmp_path):
 
 
 @WITH_HOSTS
-@needs("tc")
+@needs("tc", "iproute2")
 @pytest.mark.slow
 def test_a_host_that_sends_slowly_is_named(cluster, tmp_path):
     python_of(tmp_path)
