@@ -46,7 +46,7 @@ _PACKAGES = ("data", "errors", "hugging_face", "lanes", "lightning", "metrics", 
 def __dir__() -> list[str]:
     """List the public names, which are not there yet; of the packages those that can be imported."""
     packages = (name for name in _PACKAGES if name != "hugging_face" or find_spec("transformers"))
-    return [*globals(), *__all__, *packages]
+    return [*(name for name in globals() if name.startswith("__")), *__all__, *packages]
 
 
 def __getattr__(name: str) -> Any:

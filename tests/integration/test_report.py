@@ -24,6 +24,10 @@ PLOTS = """
   [plot.clientWidth, plot.querySelector(".main-svg")?.clientWidth, plot._fullLayout?.font.color])
 """
 """The width of each chart's place, its own, and its colour; null where it is not drawn."""
+DRAWN = """
+title => [...document.querySelectorAll(".chart")].find(one => one.querySelector("h3").innerText === title)
+    .querySelector(".plot").data
+"""
 WITH_BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="not installed: chromium (Debian: chromium)")
 
 
@@ -119,6 +123,24 @@ def test_a_run_that_went_on_on_another_number_shows_its_starts(browser, runs):
     assert any(one.startswith("checkpoint after step ") for one in said)
     assert any(one.startswith("preempted after step ") for one in said)
     assert said[-1].startswith("finished after step ") or said[-1].startswith("checkpoint after step ")
+
+
+@pytest.mark.slow
+@WITH_BROWSER
+def test_equal_runs_are_seen_as_two_and_a_part_of_a_step_has_one_colour(browser, runs):
+    """The line of the second run hid that of the first; the parts of each run had the next colours."""
+    shutil.copytree(runs / "one", runs / "same")
+    page = open_page(browser, report(runs, "one", "same", "two"), width=500)
+    drawn = {title: page.evaluate(DRAWN, title) for title in ("Loss", "Parts of a step, by process")}
+    width_of = {line["name"].partition(":")[0]: line["line"]["width"] for line in drawn["Loss"]}
+    assert width_of["one"] > width_of["same"] == width_of["two"]
+    parts = drawn["Parts of a step, by process"]
+    colours = {(bar["name"], bar["marker"]["color"]) for bar in parts}
+    assert len(colours) == len({name for name, _ in colours}) == sum(bar["showlegend"] for bar in parts)
+    assert len(parts) == 3 * len(colours)
+    table = page.locator(".wide").first
+    assert table.evaluate("one => one.scrollWidth > one.clientWidth")  # it scrolls, and the page does not
+    assert page.evaluate("document.documentElement.scrollWidth") <= 500
 
 
 @pytest.mark.slow

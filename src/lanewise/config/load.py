@@ -34,7 +34,13 @@ def load_config(path: str, overrides: Sequence[Override] = ()) -> RunConfig:
         ConfigError: lists every mistake of the overrides and of the tree.
     """
     file = Path(expand_user(path))
-    tree, mistakes = apply_overrides(read_file(file), overrides)
+    of_file = read_file(file)
+    if "dataset_reader" in of_file:
+        raise ConfigError(
+            f"{file} is a configuration of AllenNLP. Write one as docs/coming_from/allennlp.md shows, whose "
+            "table says what stands for each of its keys."
+        )
+    tree, mistakes = apply_overrides(of_file, overrides)
     with collecting(mistakes):
         config = read_section(RunConfig, tree)
     if mistakes:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
 from lanewise.errors import TaskError
 
@@ -24,10 +24,10 @@ def collate(samples: Any) -> Any:
     except (RuntimeError, TypeError) as error:
         if not any(part in str(error) for part in _REFUSALS):
             raise
-        raise TaskError(
-            f"samples cannot be stacked to a micro-batch: {error}. Give the task, or lanes.steps, a collate "
-            "that can, for example by padding them."
-        ) from error
+        remedy = "Give the task, or lanes.steps, a collate that can, for example by padding them."
+        if isinstance(samples[0], Dataset):
+            remedy = "They are datasets: join these by torch.utils.data.ConcatDataset instead of a list."
+        raise TaskError(f"samples cannot be stacked to a micro-batch: {error}. {remedy}") from error
 
 
 def no_batch(function: Callable[[Any], Any]) -> TaskError:

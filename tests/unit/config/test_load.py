@@ -124,6 +124,14 @@ def test_broken_jsonnet(tmp_path, text):
     assert "run.jsonnet:1" in mistake
 
 
+def test_a_configuration_of_allennlp_is_one_error_that_names_its_page():
+    """Each of its keys was one."""
+    path = Path(__file__).parents[3] / "docs" / "coming_from" / "code" / "allennlp_theirs.jsonnet"
+    pytest.importorskip("_jsonnet")
+    (mistake,) = mistakes_of(path)
+    assert "is a configuration of AllenNLP. Write one as docs/coming_from/allennlp.md shows" in mistake
+
+
 def test_a_missing_file_suggests_its_neighbour(yaml_file):
     path = Path(yaml_file).with_name("rnu.yaml")
     assert mistakes_of(path) == (f"the configuration file {path} does not exist. Did you mean run.yaml?",)

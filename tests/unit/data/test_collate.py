@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from lanewise.data.collate import collate, no_batch
 from lanewise.errors import TaskError
@@ -47,6 +48,11 @@ def test_only_a_mapping_counts_as_columns():
 def test_samples_that_cannot_be_stacked_need_a_collate(samples, text):
     with pytest.raises(TaskError, match=f"samples cannot be stacked .*{text}.* Give the task, .*, a collate"):
         collate(samples)
+
+
+def test_a_list_of_datasets_is_joined():
+    with pytest.raises(TaskError, match="They are datasets: join these by torch"):
+        collate([TensorDataset(torch.ones(2))])
 
 
 def test_any_other_error_is_torchs():

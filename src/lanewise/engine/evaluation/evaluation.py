@@ -9,6 +9,7 @@ from torch import nn
 
 from lanewise.config import EarlyStoppingConfig, EvaluateConfig, RunConfig
 from lanewise.config.better import Mode, mode_by_name
+from lanewise.config.check import nearest
 from lanewise.data import StepEnd
 from lanewise.engine.evaluation.eval_set import build_eval_set
 from lanewise.engine.evaluation.evaluator import Evaluator
@@ -311,8 +312,9 @@ def with_modes(config: EvaluateConfig, modes: Mapping[str, Mode]) -> EvaluateCon
 
 def _no_such_value(key: str, value: str, values: Iterable[str]) -> ConfigError:
     """Return the error of a key that names a value which no evaluation has."""
+    near = nearest(value, [*values, _TRAINING_LOSS], cutoff=0.8)
+    known = f"{', '.join(values) or '(the task has no eval_datasets)'}, {_TRAINING_LOSS}"
     return ConfigError(
-        f"{key} must be a value of an evaluation: got {value}. Use one of "
-        f"{', '.join(values) or '(the task has no eval_datasets)'}, {_TRAINING_LOSS}. Of a metric with "
-        "several values name one, as set/metric/name."
+        f"{key} must be a value of an evaluation: got {value}.{f' Did you mean {near}?' if near else ''} Use "
+        f"one of {known}. Of a metric with several values name one, as set/metric/name."
     )

@@ -1,5 +1,6 @@
 """The number format of forward and loss; weights, gradients and their sums stay in float32."""
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -8,6 +9,8 @@ from typing import final
 import torch
 
 from lanewise.engine.precision.loss_scale import LossScale
+
+logger = logging.getLogger(__name__)
 
 _AUTOCAST = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -24,6 +27,8 @@ class Precision:
 
     def __init__(self, name: str, device_type: str) -> None:
         dtype = _AUTOCAST[name]
+        if (name, device_type) == ("fp16", "cpu"):
+            logger.warning("fp16 is slow on a CPU: a convolution takes ten times as long. Use bf16 there.")
         self.forward: Callable[[], AbstractContextManager[object]] = (
             nullcontext if dtype is None else partial(torch.autocast, device_type, dtype)
         )

@@ -69,8 +69,7 @@ class LaneLoss:
         metrics: Mapping[str, Term] = {}
         parts = NO_PARTS
         if isinstance(returned, Loss):
-            given = returned.weight
-            weight = float(start_copy_to_host(given)() if isinstance(given, torch.Tensor) else given)
+            weight = _weight_of(returned, what)
             value, unit = returned.sum, UNITS
             if returned.metrics is not None:
                 metrics = metric_terms(returned.metrics, what)
@@ -218,6 +217,18 @@ def require_weight(name: str, weight: float, place: str = "") -> None:
             f"the metric {name} of the loss has the weight {weight}{place}: need a finite number that is not "
             "negative. The weight counts the units that were added up."
         )
+
+
+def _weight_of(loss: Loss, what: str) -> float:
+    weight = loss.weight
+    if isinstance(weight, torch.Tensor):
+        if weight.requires_grad and not getattr(loss.sum, "requires_grad", False):
+            raise TaskError(
+                f"{what} is a Loss whose weight has a gradient and whose sum has none: they are swapped. "
+                "Return Loss(sum, weight)."
+            )
+        weight = start_copy_to_host(weight)()
+    return float(weight)
 
 
 def _no_scalar(returned: object, value: object, what: str) -> TaskError:

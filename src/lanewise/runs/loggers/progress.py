@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import final
 
 from rich import progress
@@ -85,7 +86,7 @@ class ProgressLogger(Callback):
     def on_step(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         reported = self._reported(metrics)
         speed = f"{metrics['perf/samples_per_second']:,.0f} samples/s"
-        text = f"loss {metrics['train/loss']:.4f}  {reported}{speed}"
+        text = f"loss {_written(metrics['train/loss'])}  {reported}{speed}"
         if self._bar is not None:
             self._column.bar_width = min(_MOST_OF_BAR, self._room - len(reported))
             self._bar.update(self._row, completed=step, epoch=f"epoch {epoch}", text=text)
@@ -99,7 +100,7 @@ class ProgressLogger(Callback):
         text = ""
         for name, value in metrics.items():
             group, _, of_loss = name.partition("/")
-            more = f"{of_loss} {value:.4f}  "
+            more = f"{of_loss} {_written(value)}  "
             has_room = len(text) + len(more) + _LEAST_OF_BAR <= self._room
             if group == "train" and of_loss not in TAKEN_NAMES and has_room:
                 text += more
@@ -107,9 +108,12 @@ class ProgressLogger(Callback):
 
     def on_evaluation(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """A line that stays above the bar."""
-        pairs = [f"epoch {epoch}", f"after step {step}", *(f"{n} {v:.4f}" for n, v in values.items())]
+        pairs = [f"epoch {epoch}", f"after step {step}", *(f"{n} {_written(v)}" for n, v in values.items())]
         for line in self._fit(pairs):
             self._console.print(line, highlight=False, soft_wrap=True)
+
+    def on_best(self, epoch: int, step: int, model_file: Path) -> None:
+        self._console.print(f"the best so far: {model_file}", highlight=False, soft_wrap=True, markup=False)
 
     def _fit(self, pairs: Sequence[str]) -> Iterator[str]:
         """Yield lines of whole pairs, on a terminal no wider than it is."""
@@ -125,3 +129,7 @@ class ProgressLogger(Callback):
     def on_end(self, error: BaseException | None) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _written(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"

@@ -24,13 +24,14 @@ function titleOf(line) {
 
 function tracesOf(chart) {
   const lines = chart.lines.filter((line) => shows(line.run));
+  const names = [...new Set(chart.lines.map((line) => line.name))];
   if (chart.kind === "bars") {
-    return lines.map((line, number) => ({
+    return lines.map((line, place) => ({
       type: "bar", name: plain(line.name), x: line.labels.map(plain), y: line.values,
-      marker: {color: COLORS[number % COLORS.length]},
+      legendgroup: line.name, showlegend: lines.findIndex((other) => other.name === line.name) === place,
+      marker: {color: COLORS[names.indexOf(line.name) % COLORS.length]},
     }));
   }
-  const names = [...new Set(chart.lines.map((line) => line.name))];
   const isOne = data.runs.length === 1;
   return lines.map((line) => {
     const number = names.indexOf(line.name);
@@ -44,11 +45,17 @@ function tracesOf(chart) {
       text: isPlaced ? line.texts.map(plain) : undefined,
       hovertemplate: isPlaced ? "%{text}<extra></extra>" : undefined,
       connectgaps: false,
-      line: {color, width: 1.8, dash: isOne ? "solid" : DASHES[number % DASHES.length]},
+      line: {color, width: 1.8 + 2.5 * numAbove(line, lines), dash: isOne ? "solid" : DASHES[number % DASHES.length]},
       marker: {color: isPlaced ? COLORS[number % COLORS.length] : color, size: 9,
         symbol: isPlaced ? ["circle", "x", "diamond", "star"][number % 4] : "circle"},
     };
   });
+}
+
+// A line below an equal one is wider, so that both are seen.
+function numAbove(line, lines) {
+  const equal = (other) => other.name === line.name && String(other.values) === String(line.values);
+  return lines.filter((other) => other.run > line.run && equal(other)).length;
 }
 
 // Plotly gives a line of one value an axis from one below to one above it, where 0.001 is 0.

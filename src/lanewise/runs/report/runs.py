@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from lanewise.errors import printable
 from lanewise.runs.report.status import MOST_SECONDS, RunStatus
@@ -23,10 +24,12 @@ class Runs:
     runs: Sequence[RunStatus]
 
     def table(self) -> Table:
-        """Draw a line for each run, in 80 columns where its name is short."""
+        """Draw a line for each run. Where a terminal is narrow, the columns after the best value are cut."""
         table = Table(box=None, pad_edge=False)
-        for name in ("run", "started", "state", "step", "loss", "evaluation"):
-            table.add_column(name, justify="right" if name in ("step", "loss") else "left", no_wrap=True)
+        for name in ("run", "state", "step", "best"):
+            table.add_column(name, justify="right" if name == "step" else "left", no_wrap=True)
+        for name in ("loss", "started", "evaluation"):
+            table.add_column(_cut(name), justify="right" if name == "loss" else "left")
         for run in self.runs:
             started = (
                 ""
@@ -34,15 +37,18 @@ class Runs:
                 else datetime.fromtimestamp(run.started, tz=UTC).astimezone().strftime("%m-%d %H:%M")
             )
             values = [f"{name} {value:.4g}" for name, value in run.evaluation.items()][:_MOST_METRICS]
-            cells = (
+            whole = (
                 self._name(run),
-                started,
                 run.state,
                 _progress(run),
+                "" if run.best is None else f"{run.best[0]} {run.best[2]:.4g}",
+            )
+            others = (
                 "" if run.loss is None else f"{run.loss:.4g}",
+                started,
                 ", ".join(values),
             )
-            table.add_row(*(escape(printable(cell)) for cell in cells))
+            table.add_row(*(escape(printable(cell)) for cell in whole), *map(_cut, others))
         return table
 
     def lines(self) -> Iterator[str]:
@@ -61,6 +67,11 @@ class Runs:
         is_inside = run.run_dir.is_relative_to(self.folder) and run.run_dir != self.folder
         path = run.run_dir.relative_to(self.folder) if is_inside else run.run_dir
         return str(path)
+
+
+def _cut(text: str) -> Text:
+    """Return what is shown as far as there is room for it."""
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 
 def _progress(run: RunStatus) -> str:

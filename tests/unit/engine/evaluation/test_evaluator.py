@@ -353,7 +353,7 @@ def test_the_best_model_is_kept_and_every_rank_agrees(tmp_path, mode):
 def test_an_unknown_best_metric_is_an_error_before_training(tmp_path):
     with pytest.raises(
         RuntimeError,
-        match=r"evaluate.best must be a value .*: got test/acuracy. Use one of test/loss.* name one, as set/",
+        match=r"got test/acuracy. Did you mean test/accuracy. Use one of test/loss.* name one, as set/",
     ):
         run_distributed(fit, 1, with_evaluation(best="test/acuracy"), str(tmp_path))
 
@@ -425,7 +425,7 @@ def test_a_checkpoint_whose_last_values_are_no_numbers_of_an_evaluation_is_refus
 
 
 def test_the_loss_has_one_value():
-    with pytest.raises(ConfigError, match=r"got test/loss/x. Use one of test/loss, test/f1"):
+    with pytest.raises(ConfigError, match=r"got test/loss/x. Did you mean test/loss. Use one of"):
         evaluation(best="test/loss/x")
 
 

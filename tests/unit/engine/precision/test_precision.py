@@ -42,3 +42,9 @@ def test_tf32_is_on_only_where_it_was_asked_for(name, matmul):
 def test_only_fp16_needs_a_loss_scale(name):
     loss_scale = Precision(name, "cpu").loss_scale
     assert isinstance(loss_scale, LossScale) if name == "fp16" else loss_scale is None
+
+
+@pytest.mark.parametrize(("name", "device_type"), [("fp16", "cpu"), ("bf16", "cpu"), ("fp16", "cuda")])
+def test_fp16_on_a_cpu_is_said_to_be_slow(name, device_type, caplog):
+    Precision(name, device_type)
+    assert ("fp16 is slow on a CPU" in caplog.text) == ((name, device_type) == ("fp16", "cpu"))

@@ -75,3 +75,11 @@ def test_of_weight_0_a_sum_without_a_value_or_a_gradient_is_nothing(loss):
 def test_a_mean_over_nothing_adds_nothing(is_trained):
     with torch.set_grad_enabled(is_trained):
         assert not LaneLoss.of(Loss.mean(ONE * 1, torch.tensor(0)), 4, "the loss").sum
+
+
+@pytest.mark.parametrize("count", [4, torch.tensor(4.0)])
+def test_a_sum_and_a_weight_that_are_swapped_are_named(count):
+    """Of one torch warned, and both said something of the sum alone."""
+    swapped = Loss(count, torch.ones(4, requires_grad=True).sum())
+    with pytest.raises(TaskError, match=r"whose weight has a gradient .* swapped\. Return Loss\(sum"):
+        LaneLoss.of(swapped, 4, "the loss")

@@ -70,6 +70,21 @@ def test_a_line_at_once_and_every_ten_seconds_and_at_the_end(capsys, clock):
     ]
 
 
+def test_a_loss_that_exploded_has_no_41_digits(capsys):
+    logger = start(1, 1)
+    logger.on_step(1, 1, metrics(9.9e40))
+    logger.on_evaluation(1, 1, {"held_out/loss": 1e6, "held_out/accuracy": 0.5})
+    assert capsys.readouterr().err.splitlines() == [
+        "epoch 1  step 1/1  loss 9.9e+40  12,346 samples/s",
+        "epoch 1  after step 1  held_out/loss 1e+06  held_out/accuracy 0.5000",
+    ]
+
+
+def test_a_better_model_is_named(capsys):
+    start(1, 1).on_best(1, 1, Path("runs/[a]/best.safetensors"))
+    assert capsys.readouterr().err == "the best so far: runs/[a]/best.safetensors\n"
+
+
 REPORTED = {"train/weight": 4.0, "train/accuracy": 0.5, "train/parts/kl": 12.25, "time/data_seconds": 1.0}
 
 

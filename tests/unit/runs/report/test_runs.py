@@ -44,6 +44,30 @@ def test_a_run_is_a_line_and_what_else_there_is_to_know():
     assert json.loads(json.dumps(runs.to_json()))["runs"][0]["step"] == 1500
 
 
+def test_name_state_step_and_best_value_are_whole_in_80_columns():
+    """Each was cut to make room for the last evaluation."""
+    status = RunStatus(
+        Path("runs/deep/an-experiment-with-a-name"),
+        "stopped early",
+        started=1.8e9,
+        step=999,
+        last_step=999,
+        loss=0.25,
+        evaluation={"held_out/loss": 0.5, "held_out/accuracy": 0.75},
+        best=("held_out/loss", 100, 0.4375),
+    )
+    head, line = drawn(Runs(Path("runs"), [status])).splitlines()
+    assert head.split() == ["run", "state", "step", "best"]
+    assert line.split() == [
+        "deep/an-experiment-with-a-name",
+        "stopped",
+        "early",
+        "999/999",
+        "held_out/loss",
+        "0.4375",
+    ]
+
+
 def test_names_and_errors_of_strangers_are_text():
     hostile = "[bold]\x1b[31mred\n"
     status = RunStatus(
