@@ -4,6 +4,8 @@ import gc
 import logging
 import multiprocessing
 import os
+import re
+import shutil
 import signal
 import sys
 import threading
@@ -14,10 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lanewise.data.handles import open_handles, require_own_handles
 from lanewise.data.lane_reader import LaneBatch, LaneReader
@@ -25,6 +28,7 @@ from lanewise.data.missing import name_sample
 from lanewise.data.stream import StreamReader
 from lanewise.errors import DataError, text_of
 from lanewise.lanes import PROGRESS, RunLength, lane_ranges
+from lanewise.processes.device.nested import tensors_in
 from lanewise.processes.die_with_parent import die_with_parent, name_child
 
 logger = logging.getLogger(__name__)
@@ -88,19 +92,15 @@ def _read(
         # Otherwise the loader would draw its workers' seeds from the default generator.
         generator=torch.Generator(),
     )
-    if num_workers:
-        try:
-            multiprocessing.Lock()  # as the queues of the workers have
-        except OSError as error:
-            raise DataError(
-                f"data.num_workers {num_workers} cannot be started: {text_of(error)}. Let /dev/shm be "
-                "written, or use data.num_workers 0."
-            ) from error
     # The workers that are forked here begin with the signals blocked, for `_take_signals`.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     gc.disable()  # and without collections: one could wait for ever for a lock that a thread had at the fork
     try:
+        if num_workers:
+            multiprocessing.Lock()  # as their queues have; else torch's iterator fails when it is half made
         batches = iter(loader)
+    except OSError as error:
+        raise _no_workers(text_of(error)) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if collects:
@@ -126,6 +126,10 @@ class _OrNothing(Dataset[LaneBatch | None]):
         """Read what is asked for."""
         PROGRESS.set(self.progress)
         batch = None if request is None else self.reader[request]
+        if batch is not None and get_worker_info() is not None:
+            for tensor in tensors_in(batch.data):
+                if tensor.layout == torch.strided:
+                    tensor.share_memory_()  # or a thread would, whose error nobody gets
         if self.inherited and batch is not None:
             require_own_handles(self.reader.dataset, self.inherited)
             self.inherited = []
@@ -169,7 +173,26 @@ def _until_told(
         # Else the workers live until the loader is collected, which then waits five seconds for each of them.
         traceback.clear_frames(error.__traceback__)
         del batches
+        texts = "\n".join(text_of(one) for one in (error, error.__cause__) if isinstance(one, RuntimeError))
+        if said := re.search(_NO_ROOM, texts):
+            raise _no_workers(said[0]) from error
         raise
+
+
+_NO_ROOM = r".*</torch_\d.*No space left.*|.*out of shared memory.*"
+"""Matches the line in which torch says that /dev/shm is full, and why a worker may have met a bus error."""
+
+
+def _no_workers(said: str) -> DataError:
+    """Return the error of workers that cannot share what they read, with how much room there is for it."""
+    folder = Path("/dev/shm")  # noqa: S108
+    usage = shutil.disk_usage(folder) if folder.exists() else None
+    room = usage and f", where {usage.free / 2**20:,.2f} of {usage.total / 2**20:,.2f} MiB are free"
+    return DataError(
+        f"loader workers cannot be used: {said}. They share what they read in {folder}{room or ''}. Let it "
+        "be written and make it larger (docker run --shm-size 1g), or set data.num_workers 0 (num_workers "
+        "of lanes.steps)."
+    )
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)

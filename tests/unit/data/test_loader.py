@@ -5,6 +5,7 @@ import gc
 import multiprocessing.synchronize
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -491,6 +492,29 @@ def test_workers_that_have_no_memory_to_share_are_one_error(monkeypatch):
     monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", refuse)
     schedule = Schedule(num_samples=4, global_batch_size=2, micro_batch_size=2)
     lanes = make_loader(Drawing(), schedule, num_workers=1)
-    said = r"^data.num_workers 1 cannot be started: .*Read-only file system\. Let /dev/shm be written, or use"
+    said = (
+        r"^loader workers cannot be used: .*Read-only file system\. They share what they read in /dev/shm, "
+    )
     with pytest.raises(DataError, match=said):
         lanes.batches(0, 1)
+
+
+@pytest.mark.parametrize(
+    "error", ["unable to allocate shared memory(shm) for file </torch_7_1_0>", "Bus error"]
+)
+def test_a_batch_for_which_there_is_no_shared_memory_is_one_error(monkeypatch, error):
+    """Torch showed a traceback, or, of a collate that stacks, lost the batch and waited for ever."""
+
+    def refuse(_tensor: torch.Tensor) -> None:
+        if error == "Bus error":
+            os.kill(os.getpid(), signal.SIGBUS)
+        raise RuntimeError(f"{error}: No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
+    schedule = Schedule(num_samples=4, global_batch_size=2, micro_batch_size=2)
+    batches = make_loader(Drawing(), schedule, num_workers=1).batches(0, 1)
+    said = (
+        rf"{re.escape(error)}.*They share .* in /dev/shm, where .* MiB are free\. .*--shm-size 1g\), or set "
+    )
+    with pytest.raises(DataError, match=said):
+        next(batches)
