@@ -12,7 +12,7 @@ from torch import nn
 
 from lanewise.config import InitFromConfig
 from lanewise.errors import CheckpointError
-from lanewise.runs.checkpoint.model_file import grow_buffers, grown_buffers, read_model
+from lanewise.runs.checkpoint.model_file import grow_buffers, grown_buffers, read_model, unequal_ties
 from lanewise.runs.file import open_regular, reading
 from lanewise.runs.report.weights import find_weights
 
@@ -29,7 +29,7 @@ def init_model(model: nn.Module, config: InitFromConfig | str, rank: int) -> Non
 
     Raises:
         CheckpointError: if there are no such weights, none is of the model, or one has another shape; or if
-            `leave_out` or `prefixes` fit no name.
+            `leave_out` or `prefixes` fit no name; or if tied weights have unequal values.
     """
     if isinstance(config, str):
         config = InitFromConfig(path=config)
@@ -57,6 +57,11 @@ def init_model(model: nn.Module, config: InitFromConfig | str, rank: int) -> Non
         raise CheckpointError(
             f"{file} has weights of other shapes than the model: {'; '.join(shapes)}. To leave them new: "
             f"train.init_from.leave_out=[{', '.join(differing)}]."
+        )
+    if unequal := unequal_ties(kept, given):
+        raise CheckpointError(
+            f"{file} has unequal values for weights that the model ties: {'; '.join(unequal)}. Say which one "
+            f"does not count: train.init_from.leave_out=[{unequal[0].rpartition(' ')[2]}]."
         )
     grow_buffers(model, given)
     with torch.no_grad():

@@ -105,8 +105,8 @@ def load_model(model: nn.Module, path: Path) -> None:
         CheckpointError: if there is no such file, it is not whole, or it is of another model.
     """
     tensors = read_model(path)
-    current = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
-    current |= grown_buffers(model, tensors)
+    state = model.state_dict(keep_vars=True) | grown_buffers(model, tensors)
+    current = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     mistakes = [f"{name} is not in the file" for name in current.keys() - tensors.keys()]
     mistakes += [f"{name} is not in the model" for name in tensors.keys() - current.keys()]
     mistakes += [
@@ -114,12 +114,32 @@ def load_model(model: nn.Module, path: Path) -> None:
         for name in current.keys() & tensors.keys()
         if tensors[name].shape != current[name].shape
     ]
+    mistakes += [
+        f"{names} are one tensor of the model, and unequal" for names in unequal_ties(current, tensors)
+    ]
     if mistakes:
         raise CheckpointError(f"{path} is of another model: {'; '.join(sorted(mistakes))}.")
     grow_buffers(model, tensors)
     with torch.no_grad():
         for name, value in current.items():
             value.copy_(tensors[name])
+
+
+def unequal_ties(current: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the pairs of names of one tensor of a model for which unequal values are given.
+
+    Args:
+        current: the tensors of the model themselves, since tied ones are one.
+        given: the values, by name.
+    """
+    first: dict[torch.Tensor, str] = {}
+    return [
+        f"{first[value]} and {name}"
+        for name, value in current.items()
+        if name in given
+        and given[first.setdefault(value, name)] is not given[name]
+        and not torch.equal(given[first[value]], given[name])
+    ]
 
 
 def grown_buffers(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:

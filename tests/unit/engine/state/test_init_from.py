@@ -1,6 +1,7 @@
 """A run begins with the weights of a file or of another run, and says which were missing or not used."""
 
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from lanewise.errors import CheckpointError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import LocalWorld, World
 from lanewise.runs.checkpoint.folder import CheckpointFolder
-from lanewise.runs.checkpoint.model_file import save_model
+from lanewise.runs.checkpoint.model_file import load_model, save_model
 from lanewise.testing import run_distributed
 from tests.distributed.tasks import Smooth, configure, state_bytes
 
@@ -175,14 +176,31 @@ def test_what_fits_nothing_is_an_error(tmp_path, keys, what):
         filled(Classifier(), tmp_path / "model.safetensors", **keys)
 
 
+def tied() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    return model
+
+
+def test_unequal_values_of_a_tied_weight_are_an_error_unless_one_is_left_out(tmp_path):
+    """The last one was taken, without a word."""
+    file = tmp_path / "model.safetensors"
+    save_file({"0.weight": torch.ones(2, 2), "1.weight": torch.zeros(2, 2)}, file)
+    said = (
+        "unequal values for weights that the model ties: 0.weight and 1.weight. Say which one does not count"
+    )
+    with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
+        filled(tied(), file)
+    assert str(caught.value).endswith("train.init_from.leave_out=[1.weight].")
+    assert torch.equal(filled(tied(), file, leave_out=["1.weight"])["1.weight"], torch.ones(2, 2))
+    with pytest.raises(
+        CheckpointError, match=r"0\.weight and 1\.weight are one tensor of the model, and unequal"
+    ):
+        load_model(tied(), file)
+
+
 def test_a_tied_weight_that_is_written_once_is_not_missing(tmp_path, caplog):
     caplog.set_level(logging.INFO)
-
-    def tied() -> nn.Sequential:
-        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-        model[1].weight = model[0].weight
-        return model
-
     save_file({"0.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
     model = tied()
     filled(model, tmp_path / "model.safetensors")
