@@ -35,8 +35,10 @@ class CutProbe:
     influence: Influence = ""
     """How the micro-batch influences the gradient in evaluation mode."""
     difference: float = 0.0
-    """Norm of the difference of the two mean gradients, divided by the largest norm of a part's gradient."""
+    """Norm of the difference of the two mean gradients, divided by the largest norm of any."""
     num_samples: int = 0
+    part_size: int = 1
+    """How many samples each part had."""
     statistics_of: str = ""
     """Names of modules whose statistics of a micro-batch, in training mode, change the gradient."""
     why_not: str = ""
@@ -89,7 +91,7 @@ def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
         for owner in owners:
             probed.model.get_submodule(owner).training = True
         with suppress(ValueError):  # of a part of one sample, which has no statistics
-            if _compare_cuts(probed, samples, (len(samples) + 1) // 2).influence:
+            if _compare_cuts(probed, samples, (len(samples) + 1) // 2, says_how=False).influence:
                 found = replace(found, statistics_of=", ".join(filter(None, owners[:3])) or "the model")
         probed.model.eval()
     return found
@@ -122,12 +124,13 @@ def _loss_of(probed: ProbedRun, samples: Sequence[Any], seed: int) -> str:
     return digest(loss.sum, loss.weight)
 
 
-def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> CutProbe:
+def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int, *, says_how: bool = True) -> CutProbe:
     """Compare the mean gradient of all samples with that of parts of some size.
 
-    How the micro-batch influences the gradient is found out for parts of one sample only.
+    Where a single sample has no gradient, as with a loss that takes a standard deviation or a mean over some
+    of the targets, two parts of two samples are compared with all four.
     """
-    found = CutProbe(num_samples=len(samples))
+    found = CutProbe(num_samples=len(samples), part_size=size)
     whole, whole_weight = _gradient(probed, samples)
     parts = [_gradient(probed, samples[start : start + size]) for start in range(0, len(samples), size)]
     weight = sum(part_weight for _, part_weight in parts)
@@ -144,13 +147,15 @@ def _compare_cuts(probed: ProbedRun, samples: Sequence[Any], size: int) -> CutPr
     # Each column is the mean gradient of a part. A mean under other weights lies in their span.
     columns = torch.stack([gradient / (part_weight or 1.0) for gradient, part_weight in parts], dim=1)
     if not (target.isfinite().all() and columns.isfinite().all()):
+        if says_how and size == 1 and len(samples) >= 4:
+            return _compare_cuts(probed, samples[:4], 2)
         raise TaskError("a gradient is not finite")
-    size_of_rounding = max(float(columns.norm(dim=0).max()), 1e-300)
+    size_of_rounding = max(float(columns.norm(dim=0).max()), float(target.norm()), 1e-300)
     difference = float((target - mean).norm()) / size_of_rounding
     if difference <= tolerance:
         return found
     found = replace(found, difference=difference, influence="unknown")
-    if size > 1:
+    if not says_how:
         return found
     if _has_term(probed):
         return replace(found, influence="term")

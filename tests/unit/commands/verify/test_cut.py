@@ -87,6 +87,19 @@ def of_one_score(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return scores.square().mean() - F.logsigmoid(scores[:, None] - scores).triu().mean()
 
 
+def deviating(logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, classes) + logits.std(0).sum()
+
+
+def over_the_frequent(logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    kept = classes == 0
+    return (F.cross_entropy(logits, classes, reduction="none") * kept).sum() / kept.sum()
+
+
+def apart_from_the_mean(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return (logits - logits.mean(0)).square().mean()
+
+
 def over_the_rare(logits: torch.Tensor, classes: torch.Tensor) -> Loss:
     """A sum over all samples that is divided by those of the second class, which most parts lack."""
     return Loss(F.cross_entropy(logits, classes, reduction="sum"), classes.sum())
@@ -136,6 +149,21 @@ def test_comparisons_are_seen_where_all_outputs_are_zeros_at_first(judge):
 def test_a_mean_over_class_weights_is_seen_though_the_first_lane_has_one_class():
     """It was missed once, as only the first lane's micro-batch was cut."""
     assert influence(lambda *given: F.cross_entropy(*given, weight=RARE)) == "weights"
+
+
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize(("judge", "expected"), [(deviating, "loss"), (over_the_frequent, "weights")])
+def test_two_samples_are_compared_with_four_where_one_has_no_gradient(judge, expected):
+    """It was verified: the cut into single samples was NaN, and nothing else was looked at."""
+    assert influence(judge) == expected
+    assert probe(judge).part_size == 2
+
+
+def test_a_difference_is_a_share_where_single_samples_have_no_gradient_at_all():
+    """It was written with 112 digits: a norm divided by 0."""
+    found = probe(apart_from_the_mean)
+    assert found.influence == "loss"
+    assert found.difference == pytest.approx(1.0)
 
 
 def test_a_slow_machine_sees_it_as_well(monkeypatch):

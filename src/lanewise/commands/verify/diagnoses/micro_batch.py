@@ -24,9 +24,10 @@ def _influence(influence: Influence, how: str, evidence: Evidence) -> Iterator[s
     """Find a loss in which the weight of a sample, or of a term, depends on the micro-batch that it is in."""
     cut = evidence.reference.cut
     if cut.influence == influence:
+        parts = "one sample" if cut.part_size == 1 else f"{cut.part_size} samples"
         yield (
             f"the same {cut.num_samples} samples give different gradients as one micro-batch and as "
-            f"several of one sample: they differ by {cut.difference:.1%}, {how}."
+            f"several of {parts}: they differ by {cut.difference:.1%}, {how}."
         )
 
 
