@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import final
 
 from lanewise.config import RunConfig
@@ -21,11 +22,11 @@ from lanewise.engine.run.saving import Saving
 from lanewise.engine.samples.epoch_reads import EpochReads
 from lanewise.engine.step.build import build_pass
 from lanewise.engine.step.closure import ClosureStep
-from lanewise.engine.step.lanes import LaneLosses
+from lanewise.engine.step.lanes import LaneLosses, OwnLosses, TaskLane
 from lanewise.engine.step.metrics import IntervalReport, StepMetrics, StepReport
 from lanewise.engine.step.several_losses import SeveralLosses
 from lanewise.engine.step.shared import SharedLoss
-from lanewise.engine.step.step import OwnLosses, TrainStep
+from lanewise.engine.step.step import TrainStep
 from lanewise.engine.step.whole_loss import task_loss
 from lanewise.engine.step.wire import Spread, Votes
 from lanewise.engine.transforms import CompilationLog
@@ -105,7 +106,9 @@ class Engine:
         runner = self.run.runner
         if runner.loss_method != "loss":
             return SharedLoss(self._pass, runner.seed, task_loss(runner))
-        return (SeveralLosses if runner.has_several_losses else OwnLosses)(self._pass, runner)
+        if runner.has_several_losses:
+            return SeveralLosses(self._pass, runner)
+        return OwnLosses(partial(TaskLane, runner))
 
     def fit(self, run_dir: RunDir, callbacks: Sequence[Callback] = (), run_id: str = "") -> dict[str, float]:
         """Train, and write the model to the run directory.

@@ -18,7 +18,9 @@ def lane_seed(seed: int, step: int, lane: int, repeat: int = 0) -> int:
 
     If a step goes through its lanes several times, for one model after the other, `repeat` counts the times.
     """
-    return _digest(f"lane {seed} {step} {lane}", repeat)
+    digest = _EMPTY.copy()  # not by `_digest`: each lane of each step asks
+    digest.update(f"lane {seed} {step} {lane}{f' {repeat}' if repeat else ''}".encode())
+    return int.from_bytes(digest.digest(), "little")
 
 
 def backward_seed(seed: int, step: int, lane: int, repeat: int = 0) -> int:
@@ -34,7 +36,9 @@ def update_seed(seed: int, step: int, repeat: int = 0) -> int:
 
     `repeat` as in `lane_seed`.
     """
-    return _digest(f"update {seed} {step}", repeat)
+    digest = _EMPTY.copy()  # as in `lane_seed`
+    digest.update(f"update {seed} {step}{f' {repeat}' if repeat else ''}".encode())
+    return int.from_bytes(digest.digest(), "little")
 
 
 def before_update_seed(seed: int, step: int) -> int:
@@ -81,7 +85,9 @@ def read_seed(seed: int, number: tuple[int, int], name: str, epoch: int, step: i
         step: the step of the turn.
         lane: the lane of the turn.
     """
-    return _digest(f"read {seed} {number[0]} {number[1]} {epoch} {step} {lane} {name}")
+    digest = _EMPTY.copy()  # as in `lane_seed`
+    digest.update(f"read {seed} {number[0]} {number[1]} {epoch} {step} {lane} {name}".encode())
+    return int.from_bytes(digest.digest(), "little")
 
 
 def stream_seed(

@@ -3,8 +3,8 @@
 [Note: equal passes]
 A process gathers the weights of a block when its forward or backward reaches the block. This is a collective,
 so all processes must run equally many passes. A process with fewer lanes in a step runs its first batch again
-for each missing lane; a process without any lane has read the samples of lane 0 for it (`pad`). The results
-of these passes are discarded. Every lane's backward must also reach every block that its forward ran, even if
+for each missing lane; a process without any lane has read the samples of lane 0 for it. The results of these
+passes are discarded. Every lane's backward must also reach every block that its forward ran, even if
 the lane contributes nothing: `connect` makes the outputs of the blocks inputs of the lane's loss. In a pass
 that contributes nothing, the gradients of the parameters are discarded, since they could be NaN, and FSDP
 sends zeros.
@@ -13,7 +13,7 @@ sends zeros.
 import logging
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lanewise.config import Equality, FSDPConfig
+from lanewise.data import LaneBatch
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.device.accelerator import move
@@ -153,7 +154,11 @@ class FSDPReducer(Reducer):
         self._notes[handle.id] = note
         return [handle]
 
-    def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def rounds(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
+        return super().rounds(self._padded(batches))
+
+    def _padded(self, batches: Iterator[LaneBatch]) -> Iterator[LaneBatch]:
+        """Yield the batches of a step, and others in place of those that other processes have more."""
         batch = next(batches)
         counts = self._placement.counts(batch.turn.present)
         own, most = counts[self._world.rank], max(counts)
@@ -168,14 +173,15 @@ class FSDPReducer(Reducer):
                 turn = batch.turn._replace(positions=range(0), is_last=is_last)
                 yield replace(batch, turn=turn, indices=(), num_samples=0, data=copied(spare))
 
-    def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
+    def run(self, lanes: Sequence[LaneWork], *, has_backward: bool = True) -> list[Any]:
+        losses: list[Any] = []
         for lane in lanes:
-            losses: list[Any] = []
-            self._anchor: torch.Tensor | None = self._callers[self.model](
-                partial(self._forward, lane, losses)
-            )
-            yield lane, losses.pop()
-            del lane  # before the next batch is read
+            run = partial(self._forward, lane, losses)
+            if has_backward:
+                self._anchor: torch.Tensor | None = self._callers[self.model](run)
+            else:
+                self._call(self.model, run)
+        return losses
 
     def _forward(self, lane: LaneWork, losses: list[Any]) -> torch.Tensor:
         """Append the loss of a lane, and return what connects the outputs of all blocks with its backward."""
@@ -184,12 +190,6 @@ class FSDPReducer(Reducer):
         self._is_in_forward = False
         outputs, self._outputs = self._outputs, []
         return connect(torch.zeros((), device=self._world.device, requires_grad=True), outputs)
-
-    def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
-        for lane in lanes:
-            losses: list[Any] = []
-            self._call(self.model, partial(self._forward, lane, losses))
-            yield lane, losses.pop()
 
     @contextmanager
     def gathered(self, module: nn.Module) -> Iterator[None]:

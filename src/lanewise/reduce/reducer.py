@@ -104,15 +104,15 @@ def evaluate_lanes(
 class Reducer(ABC):
     """Sums the gradients of a step's lanes over all processes.
 
-    In a step the engine iterates over `losses`, and calls `backward` for each lane that this yields, in lane
-    order; at the end it calls `finish`. With several replicas, as many lanes run at once: a round.
-    Communication happens in the backward of the last lane (`turn.is_last`), which it overlaps, and in
-    `finish`. With one replica:
+    A step goes through `rounds`, each of which has as many lanes as there are replicas: `run` runs their
+    forwards and losses, then `backward` is called for each of them, in lane order. At the end it calls
+    `finish`. Communication happens in the backward of the last lane (`turn.is_last`), which it overlaps,
+    and in `finish`. With one replica:
 
-        losses: lane 0  backward(lane 0)  losses: lane 1  backward(lane 1)         finish
-                                                          |- buckets travel ...... |
+        run(lane 0)  backward(lane 0)  run(lane 1)  backward(lane 1)         finish
+                                                    |- buckets travel ...... |
 
-    The user's own loop does not call `losses`, but computes them itself.
+    The user's own loop does not call `run`, but computes the losses itself.
 
     What is not abstract is how reducers do it which hold the whole model on each device.
 
@@ -162,31 +162,41 @@ class Reducer(ABC):
             if parameter.requires_grad
         ]
 
-    def pad(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a step, and additional ones if forwards are collective and others have more.
+    def rounds(self, batches: Iterator[LaneBatch]) -> Iterator[list[LaneBatch]]:
+        """Yield the rounds of a step: the batches whose lanes run at once, one for each replica.
 
-        The results of the additional batches are discarded: their turns have no positions. `turn.is_last` is
-        set for the very last batch only.
+        Where forwards are collective, each process has equally many: batches without positions are added to
+        them, whose results are discarded. `turn.is_last` is set for the very last batch only.
 
         Args:
-            batches: `LaneBatch`es, consumed for one step.
+            batches: consumed for one step.
         """
-        return batches
+        num_at_once, in_round = len(self.replicas), []
+        for batch in batches:
+            in_round.append(batch)
+            is_last = batch.turn.is_last
+            del batch  # before the next one is read
+            if is_last or len(in_round) == num_at_once:
+                yield in_round
+                in_round = []
+            if is_last:
+                return
 
-    def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
-        """Yield each lane with its loss, computed when it is asked for; with None where it has no data.
+    def run(self, lanes: Sequence[LaneWork], *, has_backward: bool = True) -> list[Any]:
+        """Run forward and loss of the lanes of a round; None where one has no data.
 
-        Collective where forwards are: every rank must iterate to the end.
+        Collective where forwards are.
+
+        Args:
+            lanes: as many as `rounds` gave batches.
+            has_backward: whether they get a backward; if not, no graph of theirs may be kept.
         """
+        returned: list[Any] = []
         for lane in lanes:
             data = lane.batch.data
             has_data = data is not None or lane.batch.has_samples
-            yield lane, lane.loss(lane.forward(self.model, data), data) if has_data else None
-            del lane, data  # before the next batch is read
-
-    def forwards(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
-        """Do what `losses` does for lanes that get no backward; no graph of theirs may be kept."""
-        return self.losses(lanes)
+            returned.append(lane.loss(lane.forward(self.model, data), data) if has_data else None)
+        return returned
 
     def gathered(self, module: nn.Module) -> AbstractContextManager[object]:
         """Return a context in which parameters that are in no block are whole, outside of a forward.

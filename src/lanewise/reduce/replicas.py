@@ -24,10 +24,9 @@ discard nothing, as if they were in an outer autocast, and all casts are discard
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from itertools import islice
 from typing import Any, TypeVar, final
 
 import torch
@@ -38,7 +37,6 @@ from lanewise.lanes import LaneTurn
 from lanewise.processes.device.accelerator import move, set_current_device
 from lanewise.processes.device.random_state import take_random_state
 from lanewise.reduce.reducer import (
-    Lane,
     LaneWork,
     Reducer,
     divide_gradients,
@@ -88,12 +86,7 @@ class ReplicaReducer(Reducer):
                 len(devices), "replica", initializer=torch.autocast_increment_nesting
             )
 
-    def losses(self, lanes: Iterator[Lane]) -> Iterator[tuple[Lane, Any]]:
-        while in_round := list(islice(lanes, len(self.replicas))):
-            yield from zip(in_round, self._run_round(in_round), strict=True)
-            del in_round  # before the next batches are read
-
-    def _run_round(self, lanes: Sequence[LaneWork]) -> list[Any]:
+    def run(self, lanes: Sequence[LaneWork], *, has_backward: bool = True) -> list[Any]:
         if self._is_stale:
             self._send_weights()
         if self._threads is None:

@@ -102,7 +102,7 @@ def test_who_holds_the_outputs_of_a_large_vocabulary(balanced, num_devices, monk
     data = torch.zeros(NUM_SAMPLES // num_devices, NUM_TOKENS, 2)
     lanes = [Work(data, loss_function=cross_entropy)] * num_devices
     with meter:
-        losses = list(reducer.losses(iter(lanes)))
+        losses = reducer.run(lanes)
         held = [meter.held[place] for place in range(num_devices)]
     # What the backward needs of the outputs is as large as they are: the logarithm of the softmax.
     of_a_lane = NUM_SAMPLES // num_devices * NUM_TOKENS * VOCABULARY * 4
@@ -120,7 +120,7 @@ def test_weights_travel_once_a_step():
     versions = []
     turns = list(Schedule(12, 4, 1).turns(range(4), 0, 3))
     for first, second in zip(turns[::2], turns[1::2], strict=True):
-        losses = [loss for _, loss in reducer.losses(iter([Work(torch.ones(3))] * 2))]
+        losses = reducer.run([Work(torch.ones(3))] * 2)
         versions.append(other.weight._version)
         assert torch.equal(other.weight, model.weight)
         for turn, loss in zip((first, second), losses, strict=True):
@@ -144,7 +144,7 @@ def test_lanes_take_turns_on_the_cpu_and_replicas_follow_the_mode():
         Work(torch.ones(2), note=lambda what, name=name: order.append(f"{what} {name}")) for name in "ab"
     ]
     model.eval()
-    list(reducer.losses(iter(lanes)))
+    reducer.run(lanes)
     assert order == ["forward, training False a", "loss a", "forward, training False b", "loss b"]
 
 

@@ -109,12 +109,15 @@ def _losses(replay: Replay, kept: StepBatches, lane: int) -> Iterator[tuple[Lane
                 with kept_buffers([model]):
                     yield batch.turn, runner.lane(batch).run(model)
         return
-    for work, returned in step.losses.of(iter(kept)):  # with all forwards, and their exchange
-        batch, loss = work.batch, returned
-        if not isinstance(loss, LaneLoss):
-            loss = LaneLoss.of(returned, batch.num_samples, runner.what)
-        message.add(batch, loss)
-        yield batch.turn, loss
+    for in_round in step.pass_.rounds(step.losses.begin(iter(kept))):  # with all forwards, and their exchange
+        lanes = step.pass_.start(in_round, step.losses.lane)
+        losses = step.losses.of(lanes, step.pass_.reducer.run(lanes))
+        for batch, returned in zip(in_round, losses, strict=True):
+            loss = returned
+            if not isinstance(loss, LaneLoss):
+                loss = LaneLoss.of(returned, batch.num_samples, runner.what)
+            message.add(batch, loss)
+            yield batch.turn, loss
 
 
 def _mean(loss: LaneLoss) -> float:

@@ -22,7 +22,7 @@ from lanewise.engine.step.step import Pass
 from lanewise.engine.step.whole_loss import WholeLoss
 from lanewise.engine.step.wire import Spread
 from lanewise.errors import TaskError
-from lanewise.lanes import lane_seed, update_seed
+from lanewise.lanes import LaneTurn, lane_seed, update_seed
 from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.watch.heartbeat import OWN_CODE, heartbeat
 
@@ -170,7 +170,8 @@ class Step:
             NonFiniteLossError: if the loss of some lane is NaN or infinite.
         """
         pass_, seed = self._begin(model), self._prepared.seed
-        for batch in pass_.lanes(self._batches, lambda batch: batch):
+        for in_round in pass_.rounds(self._batches):
+            (batch,) = pass_.start(in_round, lambda batch: batch)
             turn, self._open = batch.turn, batch
             if batch.has_samples:
                 set_random_state(lane_seed(seed, turn.step, turn.lane, self._num_passes))
@@ -183,7 +184,7 @@ class Step:
                     "loss.backward(), once for each micro-batch; give lanewise.Loss(torch.zeros(()), 0) if "
                     "there is nothing to learn from it."
                 )
-        self._end(model, pass_)
+        self._end(model, pass_, turn)
 
     def batch_loss(
         self, forward: Callable[[Any], Any], loss: Callable[[Any], object], model: nn.Module | None = None
@@ -223,9 +224,8 @@ class Step:
         own = WholeLoss(what, forward_of, lambda outputs, _: outputs, lambda _, values, _rows: loss(values))
         shared = SharedLoss(pass_, seed, own, num_passes, compares=model not in prepared.compared)
         prepared.compared.add(model)
-        for lane, share in shared.of(iter(self._batches)):
-            pass_.backward(lane.batch, share, what)
-        self._end(model, pass_)
+        turn = pass_.run(shared, iter(self._batches), what)
+        self._end(model, pass_, turn)
 
     def replay(self, lane: int) -> AbstractContextManager[Any]:
         """Give the micro-batch of one lane, which runs alone as in a first pass; see `replayed`."""
@@ -244,9 +244,9 @@ class Step:
         pass_.begin(self.number)
         return pass_
 
-    def _end(self, model: nn.Module, pass_: Pass) -> None:
-        """End a pass over the micro-batches. Collective."""
-        self._gradient = pass_.finish(needs_norm=True)
+    def _end(self, model: nn.Module, pass_: Pass, turn: LaneTurn) -> None:
+        """End a pass over the micro-batches, by this process's last turn. Collective."""
+        self._gradient = pass_.finish(turn)
         if model in self._prepared.left:
             self._prepared.left[model] = self.number, _versions(pass_.reducer.parameters)
         pass_.phases.begin(OWN_CODE, self.number)

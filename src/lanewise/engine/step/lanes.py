@@ -1,6 +1,6 @@
 """The lanes of a step: their batches on the device, and forward and loss of a task under each lane's seed."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, final
@@ -194,17 +194,29 @@ class StepBatches:
 
 
 class LaneLosses(Protocol):
-    """Runs the lanes of a step: each with a loss of its own, or with its share of one of several lanes."""
+    """Knows the losses of a step's lanes: each has its own, or its share of one of several lanes."""
 
-    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
-        """Yield each lane of a pass that has begun, with what its backward begins with.
+    lane: Callable[[LaneBatch], LaneWork]
+    """Returns the lane of a batch."""
 
-        Collective: every rank must iterate to the end.
+    def begin(self, batches: Iterator[LaneBatch]) -> Iterable[LaneBatch]:
+        """Begin with the batches of this process in a step, and return them, in order.
 
-        Args:
-            batches: of this process, consumed for one step.
+        What needs all lanes before the first backward happens here: a first pass over them. Collective.
         """
-        ...
+        return batches
+
+    def of(self, lanes: Sequence[Any], returned: Sequence[Any]) -> Iterable[object]:
+        """Return what the backward of each lane of a round begins with, by what its forward and loss gave."""
+        return returned
+
+
+@final
+@dataclass(frozen=True)
+class OwnLosses(LaneLosses):
+    """Each lane has its own."""
+
+    lane: Callable[[LaneBatch], LaneWork]
 
 
 def to_device(batches: Iterable[LaneBatch], device: torch.device) -> Iterator[LaneBatch]:

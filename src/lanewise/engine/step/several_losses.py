@@ -20,7 +20,6 @@ from lanewise.engine.step.step import Pass
 from lanewise.engine.step.terms import LaneLoss, add_terms, check_each, terms_of
 from lanewise.errors import TaskError
 from lanewise.processes.watch.heartbeat import COMMUNICATION, DATA
-from lanewise.reduce import LaneWork
 
 logger = logging.getLogger(__name__)
 
@@ -40,20 +39,26 @@ class SeveralLosses(LaneLosses):
         self._runs_twice: bool | None = None
         """Whether only the loss knows the weights; None until a step has samples, in which all agree."""
         self._num_terms = 0
+        self.lane = self._deriving(self._add)
+        self._counted: dict[int, list[float]] = {}
+        """Of the step, how many samples each lane here has, and the weights of its terms."""
+        self._of_all: tuple[int, Sequence[float]] = (0, ())
+        """Of the step, the same over all lanes."""
 
-    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
+    def begin(self, batches: Iterator[LaneBatch]) -> StepBatches:
         kept = StepBatches(batches)
-        counted = self._count(kept)
+        self._counted = self._count(kept)
         if self._runs_twice:
-            counted = self._count_by_forwards(kept)
-        num_samples, weights = self._add_up(list(counted.values()), kept.turn.step)
+            self._counted = self._count_by_forwards(kept)
+        self._of_all = self._add_up(list(self._counted.values()), kept.turn.step)
+        return kept
 
-        def add(batch: LaneBatch, terms: Sequence[LaneLoss]) -> LaneLoss:
-            if batch.has_samples:  # not one that repeats another, so that all processes communicate as often
-                self._require_weights(terms, counted[batch.turn.lane][1:])
-            return add_terms(terms, weights, num_samples, batch.num_samples)
-
-        return self._pass.reducer.losses(self._pass.lanes(kept, self._deriving(add)))
+    def _add(self, batch: LaneBatch, terms: Sequence[LaneLoss]) -> LaneLoss:
+        """Return the sum of the terms of a lane."""
+        if batch.has_samples:  # not one that repeats another, so that all processes communicate as often
+            self._require_weights(terms, self._counted[batch.turn.lane][1:])
+        num_samples, weights = self._of_all
+        return add_terms(terms, weights, num_samples, batch.num_samples)
 
     def _count(self, kept: StepBatches) -> dict[int, list[float]]:
         """Return, for each lane that has samples, how many, and the weights that its batch tells.

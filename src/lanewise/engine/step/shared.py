@@ -15,7 +15,7 @@ there is no second one; but the first step has two, and compares them.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, final
 
@@ -28,7 +28,7 @@ from lanewise.engine.step.lanes import DerivedLane, LaneLosses, StepBatches
 from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, as_real, gather_outputs, map_tensors
 from lanewise.engine.step.step import Pass
 from lanewise.engine.step.terms import LaneLoss, check_whole
-from lanewise.engine.step.whole_loss import WholeLoss
+from lanewise.engine.step.whole_loss import WholeLoss, without_graph
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, backward_seed, batch_loss_seed
 from lanewise.processes.device.nested import tensors_in
@@ -108,38 +108,42 @@ class SharedLoss(LaneLosses):
     """How many passes the step had before this one; for random numbers."""
     compares: bool = True
     """Whether two forwards of each lane are compared, as in the first step."""
+    _before: Sequence[LaneOutputs] = field(default=(), init=False)
+    """What the lanes returned in the first pass over a step; empty where there is one pass only."""
+    _shares: Mapping[int, Share] | None = field(default=None, init=False)
+    """Of this process's lanes in a step; None before the loss is computed."""
 
     def __post_init__(self) -> None:
         self._reducer, self._phases, self._message = self.pass_.reducer, self.pass_.phases, self.pass_.message
         self._world, self._placement = self.pass_.spread.world, self.pass_.spread.placement
         is_exact = self.pass_.spread.equality == "exact"
+        self.lane = self.loss.lane
         self._tolerance = {"rtol": 0.0, "atol": 0.0} if is_exact else {"rtol": 1e-2, "atol": 1e-4}
 
-    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
-        kept, pass_ = StepBatches(batches), self.pass_
-        turn = kept.turn
-        twice = self.compares or self._runs_twice(turn)
-        shares: Mapping[int, Share] = {}
-        if twice:
+    def begin(self, batches: Iterator[LaneBatch]) -> StepBatches:
+        kept = StepBatches(batches)
+        if self.compares or self._runs_twice(kept.turn):
             # With gradients on, as the second forward has them; each graph is dropped at once.
-            before = _outputs_of(pass_.forwards(kept, partial(self._lane, keeps_graph=False)))
-            shares = self._share_out(before, turn)
-        lanes = pass_.lanes(kept, self._lane)
-        returned: Iterable[tuple[DerivedLane, Any]] = self._reducer.losses(lanes)
-        if not twice:
-            returned = list(returned)
-            shares = self._share_out(_outputs_of(returned), turn)
-        compares, self.compares = self.compares, False
-        for lane, values in returned:
-            if compares:
-                self._require_equal(before, _outputs_of([(lane, values)]), turn)
+            self._before = _outputs_of(self.pass_.forwards(kept, partial(self.lane, keeps_graph=False)))
+            self._shares = self._share_out(self._before, kept.turn)
+        return kept
+
+    def of(self, lanes: Sequence[DerivedLane], returned: Sequence[Any]) -> Iterator[LaneLoss]:
+        turn = lanes[-1].batch.turn
+        if self._shares is None:  # there was no first pass, and there is no other round
+            self._shares = self._share_out(_outputs_of(zip(lanes, returned, strict=True)), turn)
+        for lane, values in zip(lanes, returned, strict=True):
+            if self.compares:
+                self._require_equal(self._before, _outputs_of([(lane, values)]), turn)
             loss = LaneLoss()
             if lane.batch.has_samples:
                 assert lane.model is not None
-                loss = shares[lane.batch.turn.lane].of_lane(lane.model, values)
+                loss = self._shares[lane.batch.turn.lane].of_lane(lane.model, values)
             # The loss drew since the forward, or on several lanes another forward did.
             set_random_state(backward_seed(self.seed, turn.step, lane.batch.turn.lane, self.repeat))
-            yield lane, loss
+            yield loss
+        if turn.is_last:
+            self._before, self._shares, self.compares = (), None, False
 
     def _runs_twice(self, turn: LaneTurn) -> bool:
         """Whether graphs are dropped: some process would keep several. The same on every rank."""
@@ -162,15 +166,6 @@ class SharedLoss(LaneLosses):
                     "second time, from equal weights, buffers and random state: what it uses changed in "
                     "between. Keep nothing from one forward to the next. lanewise verify names what changed."
                 )
-
-    def _lane(self, batch: LaneBatch, *, keeps_graph: bool = True) -> DerivedLane:
-        """Return a lane that gives what the loss needs of it."""
-
-        def values(outputs: Any, data: Any) -> Any:
-            needed = self.loss.values(outputs, data)
-            return needed if keeps_graph else map_tensors(_without_graph, needed)
-
-        return DerivedLane(batch, self.loss.forward_of(batch), values)
 
     def _share_out(self, local: Sequence[LaneOutputs], turn: LaneTurn) -> dict[int, Share]:
         """Compute the loss of a step, and return the share of each of this process's lanes.
@@ -304,9 +299,4 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _without_samples(tensor: torch.Tensor) -> torch.Tensor:
-    return _without_graph(tensor)[:0] if tensor.dim() else tensor
-
-
-def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without its graph, which still tells whether it had one."""
-    return tensor.detach().requires_grad_(tensor.requires_grad)
+    return without_graph(tensor)[:0] if tensor.dim() else tensor

@@ -1,14 +1,15 @@
 """One optimizer step over all lanes, in the order in which things happen.
 
 begin     forget gradients that are left
-backward  of a lane whose forward and loss `LaneLosses` ran; before this process's last, send the message
+rounds    of lanes that run at once, one for each replica: start, run their forwards and losses, then
+backward  of each lane; before this process's last, send the message
 finish    receive the totals of all lanes; divide by their weight; merge buffers, whose values travel now if a
           lane changed any, or drop them and the gradients
 then      Task.before_update, clip, optimizer, scheduler, forget the gradients, average, report
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, final
 
@@ -20,7 +21,7 @@ from lanewise.engine.step.average import update_average
 from lanewise.engine.step.guard.attributes import Attributes
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.lane_error import named_lane, note_lane
-from lanewise.engine.step.lanes import DerivedLane, LaneLosses, LaneRunner, StepBatches, TaskLane, to_device
+from lanewise.engine.step.lanes import DerivedLane, LaneLosses, LaneRunner, StepBatches, to_device
 from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.metrics import Gradient, LogInterval, StepMetrics, StepReport
 from lanewise.engine.step.phases import Phases
@@ -37,7 +38,7 @@ from lanewise.processes.watch.heartbeat import (
     OPTIMIZER,
     heartbeat,
 )
-from lanewise.reduce import LaneWork, Reducer, forget_gradients
+from lanewise.reduce import Reducer, forget_gradients
 
 T = TypeVar("T")
 
@@ -47,8 +48,8 @@ T = TypeVar("T")
 class Pass:
     """A pass over the lanes of a step. It leaves the mean over the global batch in `param.grad`, or nothing.
 
-    Collective: every rank must call `begin`, then `backward` for each of `lanes`, and `finish`, which raises
-    NonFiniteLossError if the loss of some lane is NaN or infinite.
+    Collective: every rank must call `begin`, for each of `rounds` `start` and then `backward` of each lane,
+    and `finish`, which raises NonFiniteLossError if the loss of some lane is NaN or infinite.
     """
 
     reducer: Reducer
@@ -71,46 +72,58 @@ class Pass:
     """Which steps are logged, by their number, or as the last one of a stream; None: none is."""
     vote: Callable[[], Votes]
     """What this process wants after a step: to save, to stop or to end. One process that does is enough."""
+    _has_begun: bool = field(default=False, init=False)
+    """Whether the first round of the pass has started."""
 
     def begin(self, step: int) -> None:
         """Begin the pass."""
         self.phases.begin(DATA, step)
         forget_gradients(self.reducer.parameters)
         self.message.begin()
+        self._has_begun = False
 
-    def lanes(self, batches: Iterable[LaneBatch], lane_of: Callable[[LaneBatch], T]) -> Iterator[T]:
-        """Yield the lanes of this process. Collective: every rank must iterate to the end.
+    def run(self, losses: LaneLosses, batches: Iterator[LaneBatch], what: str) -> LaneTurn:
+        """Run this process's lanes of a step, round by round, and return its last turn.
 
-        Args:
-            batches: consumed for one step.
-            lane_of: makes a lane of its batch.
-
-        Raises:
-            TaskError: if the step breaks a rule.
+        Collective. Raises TaskError, in which the loss is called `what`, if one cannot be trained on.
         """
-        is_first = True
+        for in_round in self.rounds(losses.begin(batches)):
+            lanes = self.start(in_round, losses.lane)
+            returned = losses.of(lanes, self.reducer.run(lanes))  # forward and loss of each lane
+            for batch, loss in zip(in_round, returned, strict=True):
+                self.backward(batch, loss, what)
+            turn = batch.turn
+            del in_round, lanes, returned, batch, loss  # before the next batches are read
+        return turn
+
+    def rounds(self, batches: Iterable[LaneBatch]) -> Iterator[Sequence[LaneBatch]]:
+        """Yield the batches of a step whose lanes run at once, on the device; see `Reducer.rounds`."""
         if self.spread.world.device.type != "cpu":
             batches = to_device(batches, self.spread.world.device)
-        for batch in self.reducer.pad(iter(batches)):
-            turn = batch.turn
-            self.phases.begin(FORWARD, turn.step, turn.lane)
-            if is_first:
-                for rule in self.rules:
-                    rule(turn)
-                for look in self.looks:
-                    with named_lane(batch):
-                        look.begin(turn)
-                is_first = False
+        return self.reducer.rounds(iter(batches))
+
+    def start(self, batches: Sequence[LaneBatch], lane_of: Callable[[LaneBatch], T]) -> list[T]:
+        """Return the lanes of a round, before their forward: each begins with the buffers of the step.
+
+        Raises TaskError if the step breaks a rule.
+        """
+        turn = batches[0].turn
+        self.phases.begin(FORWARD, turn.step, turn.lane)
+        if not self._has_begun:
+            self._has_begun = True
+            for rule in self.rules:
+                rule(turn)
+            for look in self.looks:
+                with named_lane(batches[0]):
+                    look.begin(turn)
+        lanes = []
+        for batch in batches:
             if self.buffers.are_any:
                 self.buffers.begin()
-            lane = lane_of(batch)
+            lanes.append(lane := lane_of(batch))
             for look in self.looks:
-                look.before_forward(turn, lane)
-            yield lane
-            del batch, lane  # before the next one is read
-            if turn.is_last:  # of this process, with those that `pad` adds
-                return
-            self.phases.begin(DATA, turn.step)
+                look.before_forward(batch.turn, lane)
+        return lanes
 
     def forwards(
         self, kept: StepBatches, lane_of: Callable[[LaneBatch], DerivedLane]
@@ -119,14 +132,17 @@ class Pass:
 
         Collective: every rank must iterate to the end.
         """
-        for lane, returned in self.reducer.forwards(self.lanes(kept.copies(), lane_of)):
-            for look in self.looks:
-                look.after_forward(lane.batch.turn, None)
-            self.buffers.discard()
-            yield lane, returned
+        for in_round in self.rounds(kept.copies()):
+            lanes = self.start(in_round, lane_of)
+            for lane, returned in zip(lanes, self.reducer.run(lanes, has_backward=False), strict=True):
+                for look in self.looks:
+                    look.after_forward(lane.batch.turn, None)
+                self.buffers.discard()
+                yield lane, returned
+        self._has_begun = False
 
     def backward(self, batch: LaneBatch, loss: object, what: str) -> None:
-        """Add a lane whose forward and loss have run; `loss` is what the user's code gave, or a `LaneLoss`.
+        """Run the backward of a lane, after all that want it have what the lane gave.
 
         Raises TaskError, in which the loss is called `what`, if it cannot be trained on.
         """
@@ -142,28 +158,30 @@ class Pass:
             self.message.add(batch, loss)  # the run's first lane fixes the unit of the fp16 loss scale
             # During its last backward the message travels, and so do gradients (fsdp: in each).
             if turn.is_last:
-                self._last_turn = turn
-                self._is_due = self.log is not None and self.log.is_due(turn.step)
-                is_compared = self._is_due and self.spread.world.world_size > 1  # to find the slowest rank
-                seconds = (
-                    [self.phases.computed_seconds()] if is_compared else ()
-                )  # of a step before, on average
-                votes, changes = self.vote(), self.buffers.changes
-                self.message.send(batch, votes=votes, buffer_changes=changes, computed_seconds=seconds)
+                seconds: Sequence[float] = ()
+                if self.spread.world.world_size > 1 and self.log is not None and self.log.is_due(turn.step):
+                    seconds = [self.phases.computed_seconds()]  # of earlier steps, to find the slowest rank
+                changes = self.buffers.changes
+                self.message.send(batch, votes=self.vote(), buffer_changes=changes, computed_seconds=seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
             for look in self.looks:
                 look.after_backward(turn)
         except BaseException as error:
             note_lane(error, batch)
             raise
+        if not turn.is_last:
+            self.phases.begin(DATA, turn.step)
 
-    def finish(self, *, needs_norm: bool = True) -> Gradient:
-        """Receive, divide and merge the buffers; where nothing may change, drop buffers and gradients."""
-        turn, norm, norms, loss_scale = self._last_turn, None, None, self.message.loss_scale
+    def finish(self, turn: LaneTurn, *, needs_norm: bool = True) -> Gradient:
+        """Receive, divide and merge the buffers; where nothing may change, drop buffers and gradients.
+
+        `turn` is this process's last.
+        """
+        norm, norms, loss_scale = None, None, self.message.loss_scale
         if self.spread.world.world_size > 1:
             self.phases.begin(COMMUNICATION, turn.step)
         totals = self.message.receive()
-        is_logged = self._is_due
+        is_logged = self.log is not None and self.log.is_due(turn.step)
         if totals.to_source and self.log is not None:  # `receive` gave it to the stream, which knows its end
             is_logged |= self.log.is_over()
         # In a step of a single lane `LaneLoss.root` has divided by the weight, which spares a division here.
@@ -199,18 +217,6 @@ class Pass:
 
 @final
 @dataclass
-class OwnLosses(LaneLosses):
-    """Runs each lane's forward and its own loss."""
-
-    pass_: Pass
-    runner: LaneRunner
-
-    def of(self, batches: Iterator[LaneBatch]) -> Iterator[tuple[LaneWork, object]]:
-        return self.pass_.reducer.losses(self.pass_.lanes(batches, partial(TaskLane, self.runner)))
-
-
-@final
-@dataclass
 class TrainStep:
     """Takes steps. Where the global weight is 0, or an fp16 gradient overflowed, no parameter changes.
 
@@ -242,10 +248,8 @@ class TrainStep:
         """Write the clipped gradient of a step to every `param.grad`, and seed its update. Collective."""
         training = self.training
         self.pass_.begin(step)
-        for lane, loss in self.losses.of(batches):  # runs forward and loss of each lane
-            self.pass_.backward(lane.batch, loss, self.runner.what)
-            del lane, loss  # before the next batch is read
-        gradient = self.pass_.finish(needs_norm=training.max_grad_norm is not None)
+        turn = self.pass_.run(self.losses, batches, self.runner.what)
+        gradient = self.pass_.finish(turn, needs_norm=training.max_grad_norm is not None)
         for change in training.gradient_changes:
             change(gradient, self.pass_.watched)
         self.runner.seed_update(step)

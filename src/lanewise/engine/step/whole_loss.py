@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import nn
 
 from lanewise.data import LaneBatch
-from lanewise.engine.step.lanes import LaneRunner
-from lanewise.engine.step.outputs import BatchOutputs
+from lanewise.engine.step.lanes import DerivedLane, LaneRunner
+from lanewise.engine.step.outputs import BatchOutputs, map_tensors
 
 
 @final
@@ -28,6 +29,15 @@ class WholeLoss:
     by_rows: bool = False
     """Whether it is computed for the samples of each lane in turn, against those of all lanes."""
 
+    def lane(self, batch: LaneBatch, *, keeps_graph: bool = True) -> DerivedLane:
+        """Return a lane that gives what the loss needs of it."""
+
+        def values(outputs: Any, data: Any) -> Any:
+            needed = self.values(outputs, data)
+            return needed if keeps_graph else map_tensors(without_graph, needed)
+
+        return DerivedLane(batch, self.forward_of(batch), values)
+
     def parts(self, outputs: BatchOutputs, lanes: range) -> list[tuple[int, slice]]:
         """Return what this process computes of a batch: lanes and the samples whose loss it is."""
         if outputs.values is None or not outputs.rows:
@@ -46,3 +56,8 @@ def task_loss(runner: LaneRunner) -> WholeLoss:
         lambda model, values, rows: runner.batch_loss(model, values[0], values[1], rows),
         by_rows=runner.loss_method == "row_loss",
     )
+
+
+def without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without its graph, which still tells whether it had one."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
