@@ -10,15 +10,16 @@ import lanewise as package
 from lanewise.processes.world.tree_message import load_tree
 from tests.generators import unmoved_generators
 from tests.integration.command import lanewise, train, write_config
+from tests.integration.tasks import Line
 from tests.slow import slow
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """Six steps on two processes with digests after each, and a checkpoint after every second."""
+    """Six steps on two processes with an audit, digests after each, and a checkpoint after every second."""
     folder = tmp_path_factory.mktemp("replay")
     config = write_config(folder, checkpoint={"every": {"steps": 2}, "keep_last": 9})
-    given = ("--integrity.digest_every_steps", 1, "--distributed.devices", 2)
+    given = ("--integrity.digest_every_steps", 1, "--distributed.devices", 2, "--audit")
     train(config, *given).require_success()
     return folder / "run"
 
@@ -31,7 +32,7 @@ def test_a_step_is_as_the_run_wrote_it(run_dir, tmp_path, devices):
     assert done.stdout.startswith(f"step 4 of {run_dir}: 2 steps from the checkpoint after step 2\n")
     assert "step 4: as the run wrote it" in done.stdout
     written = json.loads(file.read_text())
-    assert written["differing"] == {}
+    assert written["comparison"]["differing"] == {}
     assert written["replayed"]["digests"]
 
 
@@ -40,6 +41,7 @@ def test_a_lane_is_shown_with_its_samples_and_its_batch_is_kept(run_dir, tmp_pat
     done = lanewise("replay", run_dir, "--step", 3, "--lane", 1, "--save-batch", file, "--json", "-")
     found = json.loads(done.require_success().stdout)
     assert [sample for sample, _ in found["alone"]] == found["samples"]
+    assert "audit" in found["comparison"]["parts"]
     rows = load_tree(file.read_bytes())
     assert len(rows[0]) == len(found["samples"])
 
@@ -91,6 +93,33 @@ def test_what_differs_exits_with_1(run_dir, tmp_path):
     assert not (other / "checkpoints").exists()
 
 
+def test_an_audit_counts_no_step_whose_update_nothing_shows(run_dir, tmp_path):
+    """The line of the last step that was drawn is of the weights before its update."""
+    other = copied(run_dir, tmp_path / "run")
+    lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(line for line in lines if "digests" not in line))
+    done = lanewise("replay", other, "--random", 9).require_success()
+    assert "of the run's 6 (83.3%)" in done.stdout
+    assert done.stdout.splitlines()[-1] == "not compared, as only one has it: digests"
+
+
+@pytest.mark.parametrize("change", [0.0, 1.0])
+def test_a_lane_is_compared_with_what_the_run_wrote_of_the_largest_loss(run_dir, tmp_path, change):
+    """Of another lane of the step it wrote nothing, so that nothing is judged."""
+    other = copied(run_dir, tmp_path / "run")
+    lines = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    largest = next(line["largest_loss"] for line in lines if "largest_loss" in line)
+    largest["loss"] += change
+    (other / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    step, lane = largest["step"], largest["lane"]
+    assert lanewise("replay", other, "--step", step, "--lane", lane).code == (1 if change else 0)
+    if change:
+        return
+    done = lanewise("replay", other, "--step", step, "--lane", 1 - min(lane, 1))
+    assert done.code == 2
+    assert "the run wrote nothing of it (--audit)" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -116,6 +145,35 @@ def test_a_lane_is_given_to_a_script(run_dir, monkeypatch):
     assert model.training
     assert len(outputs) == len(batch[0])
     assert gradients.keys() == dict(model.named_parameters()).keys()
+
+
+class Held(Line):
+    """Has an argument that no configuration can hold."""
+
+    def __init__(self, held: object) -> None:
+        super().__init__()
+        self.held = held
+
+
+def test_steps_of_a_task_that_was_given_as_an_object_are_taken_again_and_audited(tmp_path):
+    """The command cannot build it."""
+    sections = {
+        "batch": {"global_batch_size": 8, "micro_batch_size": 4},
+        "train": {"max_steps": 3, "run_dir": str(tmp_path / "run")},
+        "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
+        "log": {"every_steps": 1},
+        "distributed": {"equality": "exact", "device_type": "cpu"},
+    }
+    task = Held(object())
+    package.train(task, **sections)
+    done = lanewise("replay", tmp_path / "run", "--step", 2)
+    assert done.code == 2
+    assert "held was an object of builtins.object" in done.stderr.replace("\n", " ")
+    found = package.replay(tmp_path / "run", 2, task=task)
+    assert (found.code, found.replayed.step) == (0, 2)
+    assert "step 2: as the run wrote it" in str(found)
+    audited = package.replay(tmp_path / "run", random=2, seed=1, task=task)
+    assert (audited.code, len(audited.compared)) == (0, 2)
 
 
 def test_a_debugger_stops_before_the_forward(run_dir):

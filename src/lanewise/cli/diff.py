@@ -2,7 +2,7 @@
 
 from lanewise.cli.arguments import Argument, Arguments, Command, read_path
 from lanewise.cli.evaluate import TRUST
-from lanewise.cli.result import JSON, exit_as_diff, show_result, showing_progress
+from lanewise.cli.result import JSON, show_result, showing_progress
 from lanewise.processes.world.environment import require_no_world
 
 _RUNS = tuple(Argument(name, "the run_dir of a run", read=read_path) for name in ("RUN_A", "RUN_B"))
@@ -11,7 +11,7 @@ _RUNS = tuple(Argument(name, "the run_dir of a run", read=read_path) for name in
 def diff(arguments: Arguments) -> int:
     """Compare two runs; the exit code is 1 if they differ."""
     require_no_world("diff starts its own processes")
-    with exit_as_diff(), showing_progress() as show:
+    with showing_progress() as show:
         from lanewise.commands.diff.diff import diff as compare
 
         runs = [arguments[run] for run in _RUNS]

@@ -56,6 +56,8 @@ COMMANDS = {
 """The usual form of each, and its purpose; `COMMAND` in the module of that name declares the rest."""
 _LOCAL_RANK = ("--local-rank=", "--local_rank=")
 """What `python -m torch.distributed.launch` and DeepSpeed's launcher put before a program's arguments."""
+_JUDGES = ("audit", "diff", "replay")
+"""The commands of which exit code 1 says that something differs, so that what fails exits with 2."""
 _JOIN = ("train", "evaluate", "predict")
 """The commands that run in a world which torchrun, srun or mpirun prepared."""
 
@@ -74,22 +76,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr's: a file may have any name
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    is_judge = given[:1] and given[0] in _JUDGES
     try:
-        code = _run(arguments)
+        code = _run(given)
         sys.stdout.flush()
-    except OSError:
-        error = _refusal()
-        if error is None:
-            raise
+    except Exception as raised:
+        error = _refusal() if isinstance(raised, OSError) else None
         if isinstance(error, BrokenPipeError):  # as `lanewise runs | head` ends it: nobody reads any more
             return 128 + signal.SIGPIPE
-        print(f"error: the output cannot be written: {error.strerror}.", file=sys.stderr)
-        return 1
+        if error is not None:
+            print(f"error: the output cannot be written: {error.strerror}.", file=sys.stderr)
+        elif is_judge:
+            _show(type(raised), raised, raised.__traceback__)
+        else:
+            raise
+        return 2 if is_judge else 1
     return code
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
+def _run(given: list[str]) -> int:
     if given and given[0].startswith(_LOCAL_RANK):
         del given[0]  # LOCAL_RANK says it as well
     name, *rest = given or ["--help"]
@@ -136,7 +142,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             from lanewise.cli.help import write_usage
 
             print(write_usage(find_command(name)), file=sys.stderr)
-        return error.exit_code
+        return 2 if name in _JUDGES else error.exit_code
     except KeyboardInterrupt as error:
         print(": ".join(["interrupted", *map(str, error.args)]), file=sys.stderr)
         return 130

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_path
 from lanewise.cli.evaluate import TRUST
-from lanewise.cli.result import JSON, STDOUT, exit_as_diff, write_json
+from lanewise.cli.result import JSON, STDOUT, write_json
 from lanewise.config import pin_environment
 from lanewise.errors import ConfigError, plain_lines
 from lanewise.processes.world.environment import require_no_world
@@ -62,18 +62,17 @@ def replay(arguments: Arguments) -> int:
 
     run_dir, overrides, json_file = arguments[_RUN], arguments.overrides, arguments[JSON]
     given: Any = {"trust": arguments[TRUST], "allow": arguments[_ALLOW]}
-    with exit_as_diff():
-        if step is None:
-            audited = audit(run_dir, count or 0, arguments[_SEED], overrides, **given)
-            _show(audited.lines(), asdict(audited), json_file)
-            return max(one.code for one in audited.compared)
-        plan = plan_replay(run_dir, step, overrides, **given)
-        if json_file != STDOUT:
-            print(plan.describe(), flush=True)
-        if lane is not None:
-            return _replay_lane(plan, lane, arguments)
-        (found,) = replay_steps(plan, [step])
-    _show(found.shown(), asdict(found), json_file)
+    if step is None:
+        audited = audit(run_dir, count or 0, arguments[_SEED], overrides, **given)
+        _show([str(audited)], asdict(audited), json_file)
+        return audited.code
+    plan = plan_replay(run_dir, step, overrides, **given)
+    if json_file != STDOUT:
+        print(plan.describe(), flush=True)
+    if lane is not None:
+        return _replay_lane(plan, lane, arguments)
+    (found,) = replay_steps(plan, [step])
+    _show([str(found)], asdict(found), json_file)
     return found.code
 
 
@@ -81,7 +80,7 @@ def _replay_lane(plan: "ReplayPlan", lane: int, arguments: Arguments) -> int:
     """Run a lane of the last step of a plan again, and show it."""
     from lanewise.commands.jobs.start import start
     from lanewise.commands.replay.lane import LaneJob
-    from lanewise.commands.replay.report import lane_lines
+    from lanewise.commands.replay.report import compare_lane, lane_lines
     from lanewise.processes.device.nested import plain
     from lanewise.processes.world.tree_message import dump_tree
 
@@ -91,8 +90,10 @@ def _replay_lane(plan: "ReplayPlan", lane: int, arguments: Arguments) -> int:
     if batch_file is not None:
         with writing(batch_file):
             batch_file.write_bytes(dump_tree(plain(found.pop("tensors")["batch"])))
-    _show(lane_lines(found), {"step": plan.step, "lane": lane, **found}, arguments[JSON])
-    return 0
+    compared = compare_lane(found, plan, lane)
+    told = {"step": plan.step, "lane": lane, **found, "comparison": asdict(compared.comparison)}
+    _show([*lane_lines(found), str(compared)], told, arguments[JSON])
+    return compared.code
 
 
 def _show(lines: Iterable[str], tree: Mapping[str, Any], json_file: Path | None) -> None:
@@ -107,8 +108,8 @@ COMMAND = Command(
     name="replay",
     text="""\
 Takes a step of a run again, from the newest good checkpoint before it or from the seed, and compares it with
-the digests and the line of metrics that the run wrote. In `exact` the bytes are the same on any number of
-processes. Nothing is written to the run:
+all that the run wrote of it: digests, line of metrics, evaluation. In `exact` the bytes are the same on any
+number of processes. Nothing is written to the run:
 
   lanewise replay runs/mnist --step 412
   lanewise replay runs/mnist --step 412 --lane 3
@@ -117,7 +118,8 @@ processes. Nothing is written to the run:
 With --lane, only that lane of the step: its samples, its loss, its gradient, and the loss of each sample
 alone. With --random, an audit: the steps are drawn, and what share of the run was seen is said.
 
-Exit codes are those of diff: 0 equal, 1 something differs, 2 it could not be taken again or compared.""",
+Exit codes are those of diff: 0 equal, 1 something differs, 2 it could not be taken again, or the run wrote
+nothing of it that can be compared.""",
     run=replay,
     operands=(_RUN,),
     options=(_STEP, _LANE, _RANDOM, _SEED, _SAVE_BATCH, _PDB, _ALLOW, JSON, TRUST),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lanewise.cli.arguments import Argument, read_path
-from lanewise.errors import LanewiseError, LaunchError, plain_lines, wrapped
+from lanewise.errors import plain_lines, wrapped
 from lanewise.runs.file import dump_json, writing
 
 if TYPE_CHECKING:
@@ -71,15 +71,6 @@ def print_table(table: "RenderableType") -> None:
 
     for line in table_lines(table, None) if Console().is_terminal else table_lines(table):
         print(line)
-
-
-@contextmanager
-def exit_as_diff() -> Iterator[None]:
-    """Let errors of the block exit with 2, as those of diff do, where 1 says that something differs."""
-    try:
-        yield
-    except LanewiseError as error:
-        raise error if error.exit_code == 2 else LaunchError(str(error), 2) from error
 
 
 @contextmanager

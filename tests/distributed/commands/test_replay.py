@@ -1,5 +1,6 @@
 """A step of a run, or one lane of it, is taken again later, on other devices, to the same bytes."""
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -29,6 +30,7 @@ from lanewise.config import (
 from lanewise.config.class_path import add_search_path
 from lanewise.engine import observers
 from lanewise.engine.run import build
+from lanewise.errors import ConfigError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.watch.heartbeat import heartbeat
 from lanewise.processes.world.digests import digests_of
@@ -136,8 +138,10 @@ def again(
     steps, folder = range(plan.num_taken + 1, step + 1), run_dir.parent / f"steps-{world.world_size}"
     job = ReplayJob(plan.config, plan=plan, folder=folder, observed=steps)
     compared = [compare_step(one, plan.written) for one in job.run(world)]
-    assert all(len(plan.written.digests[one.replayed.step]) < one.num_compared for one in compared)
-    return lanes, {one.replayed.step: one.differing for one in compared if one.differing}
+    assert all(len(plan.written.digests[one.replayed.step]) < one.comparison.num_compared for one in compared)
+    return lanes, {
+        one.replayed.step: one.comparison.differing for one in compared if one.comparison.differing
+    }
 
 
 OF_KINDS = {
@@ -266,6 +270,42 @@ def rates_again(world: World, run_dir: Path) -> tuple[int, set[float]]:
     return Evaluated.num_evaluated, rates
 
 
+def test_a_false_value_of_an_evaluation_differs(tmp_path):
+    """The replay evaluated nothing, and called the step as the run wrote it."""
+    run_dir, lines = trained(tmp_path / "run", plateau()), []
+    for line in map(json.loads, RunDir(run_dir).metrics.read_text().splitlines()):
+        false = {"held_out/loss": 0.5} if line["step"] == 6 and "held_out/loss" in line else {}
+        lines.append(json.dumps(line | false))
+    RunDir(run_dir).metrics.write_text("\n".join(lines) + "\n")
+    ((_, found),) = run_distributed(again, 1, run_dir, (), 8)
+    assert [*found] == [6]
+    assert found[6]["held_out/loss"][1] == 0.5
+
+
+def lanes_of(world: World, run_dir: Path, step: int, lanes: Sequence[int]) -> list[Any]:
+    """Run lanes of a step again; return what each found, or why it could not be."""
+    set_determinism("exact", 1)
+    plan, found = plan_replay(run_dir, step, trust=True), list[Any]()
+    for lane in lanes:
+        try:
+            found.append(LaneJob(plan.config, plan=plan, folder=run_dir.parent, lane=lane).run(world))
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_lane_without_samples_is_named_and_one_missing_sample_leaves_the_others(tmp_path):
+    """The first lane of the second step has lost both of its samples; some other lane has lost one."""
+    run_dir = trained(tmp_path / "run", RUNS["missing Gappy"])
+    ((nothing, *others),) = run_distributed(lanes_of, 1, run_dir, 2, range(8))
+    assert nothing == "lane 0 has no samples in step 2: all are missing. Name another."
+    assert any(one["missing"] for one in others)
+    for one in others:
+        there = [sample for sample in one["samples"] if sample not in one["missing"]]
+        assert [sample for sample, _ in one["alone"]] == there
+        assert not one["why_not"]
+
+
 SOURCE = """\
 from tests.distributed.tasks import Language
 
@@ -301,4 +341,4 @@ def own_again(world: World, run_dir: Path) -> tuple[Sequence[str], bool]:
     with ReplayJob.of(plan_replay(run_dir, 4, trust=True), observed=[4]) as job:
         add_search_path(job.config.search_path)
         (step,) = job.run(world)
-        return step.changed_sources, bool(compare_step(step, job.plan.written).differing)
+        return step.changed_sources, bool(compare_step(step, job.plan.written).comparison.differing)

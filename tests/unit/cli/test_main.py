@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -35,6 +35,23 @@ def test_no_key_of_the_configuration_is_taken_for_a_misspelt_option(name):
     command = import_module(f"lanewise.cli.{name}").COMMAND
     given = read_arguments(command, ["operand", *(f"--{key}=1" for key in keys)])
     assert [override.key for override in given.overrides] == keys
+
+
+@pytest.mark.parametrize("name", ["replay", "diff", "audit"])
+def test_an_error_of_ours_is_no_difference(monkeypatch, capsys, name):
+    """Python's own exit code after a traceback is 1, which says that something differs."""
+
+    def fail(_arguments):
+        raise TypeError("a bug")
+
+    module = import_module(f"lanewise.cli.{name}")
+    monkeypatch.setattr(module, "COMMAND", replace(module.COMMAND, run=fail))
+    assert main([name, *(operand.name for operand in module.COMMAND.operands)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "TypeError: a bug"
+    monkeypatch.setattr(module, "COMMAND", replace(module.COMMAND, run=lambda _: print("x" * 10**6) or 0))
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main([name, *(operand.name for operand in module.COMMAND.operands)]) == 2
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])

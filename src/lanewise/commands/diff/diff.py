@@ -9,9 +9,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from lanewise.commands.diff.recorded import Parting, Record, SettingPair, compare, differing
+from lanewise.commands.diff.recorded import Parting, Record, SettingPair, compare
 from lanewise.commands.diff.traced import Cause, DiffJob, cause_of_record, causes_in
 from lanewise.commands.jobs.start import start
+from lanewise.commands.replay.comparison import differing
 from lanewise.commands.replay.plan import plan_replay
 from lanewise.commands.replay.replay import ReplayJob
 from lanewise.commands.replay.report import compare_step
@@ -118,8 +119,8 @@ def _causes(records: Sequence[Record], last: int, take: Callable[..., Any]) -> I
     a, b = (take(record, last, range(1, last + 1)) for record in records)
     for step in sorted(a.keys() | b.keys()):
         for record, taken in zip(records, (a, b), strict=True):
-            if step in taken and taken[step].differing:
-                changed = taken[step].replayed.changed_sources
+            if step in taken and taken[step].comparison.differing:
+                changed = taken[step].changed_sources
                 yield cause_of_record(step, record.run_dir.path, take(record, step), changed)
                 return
         if step not in a or step not in b or a[step].replayed.digests == b[step].replayed.digests:

@@ -8,7 +8,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, final
 
-from lanewise.commands.replay.plan import Written, read_starts, read_written, start_of
+from lanewise.commands.replay.comparison import differing
+from lanewise.commands.replay.plan import OF_STEPS, Written, read_starts, read_written, start_of
 from lanewise.commands.verify.audit import ReadingPlan
 from lanewise.commands.verify.lane_record import MAX_LANES
 from lanewise.errors import DataError, RunDirError
@@ -107,7 +108,7 @@ def _settings(mine: Record, theirs: Record, last_step: int) -> list[SettingPair]
     found: dict[str, SettingPair] = {}
     for first, last, starts in _segments(mine, theirs, last_step):
         parts = _PARTS + ("git",) * (starts[0].get("sources") != starts[1].get("sources"))
-        a, b = (dict(_flat({part: start.get(part) or {} for part in parts})) for start in starts)
+        a, b = (dict(_flat({part: start.get(part, {}) for part in parts})) for start in starts)
         for name in differing(a, b):
             values = a.get(name), b.get(name)
             key = repr((name, values))
@@ -173,11 +174,6 @@ def _written(mine: Written, theirs: Written) -> tuple[Parting, Parting]:
     return Parting.of(digests), Parting.of(metrics)
 
 
-def differing(mine: Mapping[Any, Any], theirs: Mapping[Any, Any]) -> Iterator[Any]:
-    """Yield the keys of which two mappings have other values, or only one has any; a NaN equals itself."""
-    return (key for key in {**mine, **theirs} if repr(mine.get(key)) != repr(theirs.get(key)))
-
-
 def listed(names: Sequence[Any]) -> str:
     """Name the first ones of many."""
     more = f" and {len(names) - _NUM_NAMES} more" if len(names) > _NUM_NAMES else ""
@@ -189,7 +185,7 @@ def _metrics(written: Written) -> Iterator[tuple[tuple[int, str, int], Any]]:
     before = 0
     for step, line in written.lines.items():
         for name, value in line.items():
-            if name.startswith(("train/", "gradients/")):
+            if name.startswith(OF_STEPS):
                 yield (step, name, 1 if name in _OF_A_STEP else step - before), value
         before = step
     for step, values in written.evaluations.items():

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, final
 
-from lanewise.commands.diff.recorded import differing, listed
+from lanewise.commands.diff.recorded import listed
 from lanewise.commands.jobs.job import Job
+from lanewise.commands.replay.comparison import differing
 from lanewise.commands.replay.replay import Replay, ReplayJob
 from lanewise.commands.verify.operators import Call, recording
 from lanewise.commands.verify.trace import StepTrace, Trace, compare, run_steps

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from lanewise.task import Task
 
 _GIT_SECONDS = 2.0
+NOT_FINITE = "not_finite"
+"""The key of a mapping that stands for a number which JSON lacks, and has its name."""
 INSTALLED = tuple(
     {
         *site.getsitepackages(),
@@ -58,7 +60,7 @@ def describe_start(run: "Run", first_step: int) -> dict[str, Any]:
         "versions": versions(run),
         "sources": sources(run.runner.task, run.config.search_path),
         "dataset": run.loader.identity,
-        "config": json.loads(config, parse_constant=str),  # JSON has no infinity
+        "config": json.loads(config, parse_constant=lambda name: {NOT_FINITE: name}),
     }
 
 

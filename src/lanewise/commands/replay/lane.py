@@ -12,12 +12,12 @@ from typing import Any, final
 import torch
 
 from lanewise.commands.replay.replay import PlannedJob, Replay
-from lanewise.data import LaneBatch, LaneReader
+from lanewise.data import LaneBatch, LaneReader, digest
 from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.run.run import Run
 from lanewise.engine.step.lanes import StepBatches, to_device
 from lanewise.engine.step.terms import LaneLoss
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, text_of
 from lanewise.lanes import LaneTurn, lane_seed
 from lanewise.processes.device.nested import copied, map_leaves, tensors_in
 from lanewise.processes.device.random_state import set_random_state
@@ -33,7 +33,8 @@ class LaneJob(PlannedJob):
     `samples`: dataset indices, of a stream their numbers. `loss`: the mean over its units, NaN where another
     lane tells the loss of all; `weight`. `digests` and `norms` of the gradient of each parameter that it
     reaches, as it enters the tree: multiplied by `scale`, the loss scale. `alone`: each sample with its loss
-    alone, which is another computation; empty, and `why_none`, where that cannot be.
+    alone, which is another computation, and `why_not` of those for which that cannot be. `missing` are those
+    that the dataset does not have, and `inputs` is the digest of the batch.
 
     With `keeps` also `tensors`: the `model`'s state, the `batch`, the `outputs` and the `gradients`.
     """
@@ -65,7 +66,11 @@ class LaneJob(PlannedJob):
                 f"lane {lane} has no samples in step {step + 1}. Name one of {', '.join(map(str, present))}."
             )
         batch = next((batch for batch in kept if batch.turn.lane == lane), None)
-        tensors: dict[str, Any] = {}
+        if batch is not None and not batch.has_samples:
+            raise ConfigError(
+                f"lane {lane} has no samples in step {step + 1}: all are missing. Name another."
+            )
+        tensors, inputs = dict[str, Any](), "" if batch is None else digest(batch.data)
         if batch is not None and self.debugs:
             with kept_buffers([model]), runner.precision.forward(), suppress(BdbQuit):
                 set_random_state(lane_seed(runner.seed, step, lane))
@@ -79,11 +84,12 @@ class LaneJob(PlannedJob):
             if turn.lane == lane and batch is not None:
                 gradients = _gradients(model, *loss.root(turn, pass_.message.scale))
                 found = {"samples": list(batch.indices), "loss": _mean(loss), "weight": loss.weight}
+                found["missing"] = [batch.indices[place] for place in batch.missing]
         if found is None or batch is None:
             return None
-        found |= {"scale": pass_.message.scale, "digests": digests_of(gradients)}
+        found |= {"scale": pass_.message.scale, "inputs": inputs, "digests": digests_of(gradients)}
         found["norms"] = {name: float(torch.linalg.vector_norm(one)) for name, one in gradients.items()}
-        found["alone"], found["why_none"] = _samples_alone(run, batch)
+        found["alone"], found["why_not"] = _samples_alone(run, batch)
         if self.keeps:
             found["tensors"] = map_leaves(torch.Tensor.detach, tensors) | {"gradients": gradients}
         return found
@@ -125,23 +131,24 @@ def _mean(loss: LaneLoss) -> float:
 
 
 def _samples_alone(run: Run, batch: LaneBatch) -> tuple[list[tuple[int, float]], str]:
-    """Return each sample of a lane with its loss alone, or why there is none: BatchNorm needs several."""
-    runner, model, found = run.runner, run.reducer.model, list[tuple[int, float]]()
-    try:
-        for one in to_device(_cut(run, batch), run.world.device):
-            with kept_buffers([model]):
-                found.append((one.indices[0], _mean(runner.lane(one).run(model))))
-    except Exception as error:  # noqa: BLE001 - code of the user's, for a batch that it may not be made for
-        return [], str(error).splitlines()[0]
-    return found, "" if found else "the samples of this stream are no rows of tensors"
+    """Return samples of a lane with their loss alone, and why not of all: BatchNorm needs several."""
+    runner, model, found, why = run.runner, run.reducer.model, list[tuple[int, float]](), ""
+    for row in range(len(batch.indices)):
+        try:
+            for one in to_device(_sample(run, batch, row), run.world.device):
+                with kept_buffers([model]):
+                    found.append((one.indices[0], _mean(runner.lane(one).run(model))))
+        except Exception as error:  # noqa: BLE001 - code of the user's, for a batch that it may not be made for
+            why = text_of(error).partition("\n")[0]
+    return found, why or ("" if found else "the samples of this stream are no rows of tensors")
 
 
-def _cut(run: Run, batch: LaneBatch) -> Iterator[LaneBatch]:
-    """Yield a batch for each sample: read again by its index; of a stream the rows of its tensors."""
-    reader, count = run.loader.reader, batch.num_samples
+def _sample(run: Run, batch: LaneBatch, row: int) -> Iterator[LaneBatch]:
+    """Yield the batch of one sample: read again by its index; of a stream the row of its tensors."""
+    reader, index, shape = run.loader.reader, batch.indices[row], (batch.num_samples,)
     if isinstance(reader, LaneReader):
-        yield from (reader[batch.turn, (index,)] for index in batch.indices)
-    elif all(tensor.shape[:1] == (count,) for tensor in tensors_in(batch.data)):
-        for row, number in enumerate(batch.indices):
-            data = map_leaves(itemgetter(slice(row, row + 1)), batch.data)
-            yield replace(batch, indices=(number,), num_samples=1, data=data)
+        one = reader[batch.turn, (index,)]
+        yield from [one] * one.has_samples
+    elif all(tensor.shape[:1] == shape for tensor in tensors_in(batch.data)):
+        data = map_leaves(itemgetter(slice(row, row + 1)), batch.data)
+        yield replace(batch, indices=(index,), num_samples=1, data=data)

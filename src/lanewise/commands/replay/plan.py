@@ -3,15 +3,17 @@
 import json
 import logging
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from lanewise.commands.jobs.evaluate import require_buildable
+from lanewise.commands.jobs.provenance import NOT_FINITE
+from lanewise.commands.replay.comparison import Recording
 from lanewise.config import RunConfig
-from lanewise.config.check import expand_user, read_section
+from lanewise.config.check import expand_user, read_section, show
 from lanewise.config.load import Override, apply_overrides
 from lanewise.config.trust import distrust
 from lanewise.errors import CheckpointError, ConfigError, collecting
@@ -19,13 +21,21 @@ from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.runs.cut import is_evaluation
 from lanewise.runs.dir import RunDir
+from lanewise.runs.file import reading
 from lanewise.runs.report.lines import JsonLinesReader
 from lanewise.task import Task
 
 logger = logging.getLogger(__name__)
 
+OF_STEPS = ("train/", "gradients/", "largest_loss")
+"""How the columns of a line of metrics begin that are no times."""
 _KEPT = ("equality", "threads", "device_type", "stall_seconds", "start_seconds")
 """What a replay takes over of the section distributed, on which no byte depends else."""
+
+
+_DICTS = ("config", "sources", "git", "versions", "dataset")
+_KINDS = dict.fromkeys(_DICTS, dict) | {"allow": list, "last_step": int}
+"""What the record of a start has."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +57,19 @@ class Written:
     """Of each tensor of the state."""
     lines: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """The lines of metrics, each with the numbers of the steps since the line before it."""
-    evaluations: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    """The values of the evaluation after the step."""
+    evaluations: dict[int, Mapping[str, float | None]] = field(default_factory=dict)
+    """The values of the evaluation after the step; None for one that is not finite."""
+    others: dict[int, list[str]] = field(default_factory=dict)
+    """Names of what else there is of a step, of which a replay gives nothing."""
+
+    def recording(self, step: int) -> Recording:
+        """Return what it has of a step, from 1."""
+        parts: dict[str, Mapping[str, Any]] = {name: {} for name in self.others.get(step, ())}
+        if step in self.lines:
+            line = self.lines[step].items()
+            parts["metrics"] = {name: value for name, value in line if name.startswith(OF_STEPS)}
+        of_step = {"digests": self.digests.get(step), "evaluation": self.evaluations.get(step)}
+        return parts | {name: part for name, part in of_step.items() if part is not None}
 
 
 @dataclass(frozen=True)
@@ -148,19 +169,23 @@ def plan_replay(
 
 
 def read_written(run_dir: RunDir, after: int, up_to: int | None = None) -> Written:
-    """Read what a run wrote of the steps after one, up to another or to its end."""
+    """Read what a run wrote of the steps after one, up to another and its next line, or to the end."""
     written = Written()
     for line in JsonLinesReader(run_dir.metrics):
         step = line.get("step")
-        if type(step) is not int or step < after or (up_to is not None and step > up_to):
+        if type(step) is not int or step < after:
             continue
-        if line.get("event") == "digests":
-            written.digests[step] = line["digests"]
-        elif "train/learning_rate" in line:
+        if "train/learning_rate" in line and (up_to is None or next(reversed(written.lines), 0) < up_to):
             written.lines[step] = line
+        elif up_to is not None and step > up_to:
+            continue
+        elif line.get("event") == "digests" and isinstance(line.get("digests"), dict):
+            written.digests[step] = line["digests"]
         elif is_evaluation(line):
             values = {name: value for name, value in line.items() if "/" in name}
-            written.evaluations[step] = {name: v for name, v in values.items() if type(v) is float}
+            written.evaluations[step] = {n: v for n, v in values.items() if type(v) in (float, NoneType)}
+        else:
+            written.others.setdefault(step, []).append(f"{line.get('event', 'data')} line")
     for folder in CheckpointFolder(run_dir.checkpoints, up_to).all():
         try:
             manifest = Manifest.read(folder)
@@ -173,12 +198,18 @@ def read_written(run_dir: RunDir, after: int, up_to: int | None = None) -> Writt
 
 def read_starts(run_dir: RunDir) -> list[dict[str, Any]]:
     """Return the lines of run.jsonl that tell of a start, the first one first."""
-    return [
-        line
+    starts = [
+        {name: value for name, value in line.items() if value is not None}
         for line in JsonLinesReader(run_dir.record)
         if line.get("event") == "start" and type(line.get("first_step")) is int
-        if isinstance(line.get("config"), dict)
     ]
+    for start in starts:
+        if wrong := [name for name, kind in _KINDS.items() if not isinstance(start.get(name, kind()), kind)]:
+            raise CheckpointError(
+                f"{run_dir.record} is damaged: of the start at step {start['first_step']}, {wrong[0]} is "
+                f"{show(start[wrong[0]])}. Restore the file."
+            )
+    return [start for start in starts if "config" in start]
 
 
 def start_of(starts: Sequence[Mapping[str, Any]], step: int) -> Mapping[str, Any]:
@@ -201,13 +232,12 @@ def _newest_good(run_dir: RunDir, up_to: int) -> int:
 
 def _config_of(start: Mapping[str, Any], run_dir: RunDir, overrides: Sequence[Override]) -> RunConfig:
     """Return the configuration of a start, for one process of this machine unless overrides say otherwise."""
-    # JSON has no infinity, so the record has its name.
-    text = re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(start.get("config")))
-    tree: dict[str, Any] = json.loads(text)
-    section = {key: value for key, value in tree["distributed"].items() if key in _KEPT}
-    if "gpu" not in start.get("versions", {}):
-        section["device_type"] = "cpu"
-    tree |= {"distributed": section, "train": {**tree["train"], "run_dir": str(run_dir.path)}}
+    with reading(run_dir.record):
+        tree: dict[str, Any] = json.loads(json.dumps(start["config"]), object_hook=_number)
+        section = {key: value for key, value in tree["distributed"].items() if key in _KEPT}
+        if "gpu" not in start.get("versions", {}):
+            section["device_type"] = "cpu"
+        tree |= {"distributed": section, "train": {**tree["train"], "run_dir": str(run_dir.path)}}
     tree, mistakes = apply_overrides(tree, overrides)
     with collecting(mistakes):
         config = read_section(RunConfig, tree)
@@ -215,3 +245,8 @@ def _config_of(start: Mapping[str, Any], run_dir: RunDir, overrides: Sequence[Ov
         raise ConfigError(*mistakes)
     search_path = Path.cwd() / expand_user(config.search_path or "")
     return replace(config, search_path=os.path.realpath(search_path), callbacks=())
+
+
+def _number(found: dict[str, Any]) -> Any:
+    """Return the number of what `describe_start` wrote for one that JSON lacks."""
+    return float(found[NOT_FINITE]) if found.keys() == {NOT_FINITE} else found

@@ -1,5 +1,6 @@
 """Takes steps of a run again, in processes of their own, without writing to the run."""
 
+import json
 import logging
 import shlex
 from abc import abstractmethod
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from lanewise.commands.jobs.job import Job
-from lanewise.commands.replay.plan import ReplayPlan
+from lanewise.commands.replay.comparison import Recording
+from lanewise.commands.replay.plan import OF_STEPS, ReplayPlan
 from lanewise.commands.replay.sources import changed_sources
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run, build_task
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.run import Run
-from lanewise.engine.step.metrics import LogInterval, StepReport
+from lanewise.engine.step.metrics import StepReport
 from lanewise.errors import CheckpointError
 from lanewise.launch.scratch import scratch_folder
 from lanewise.processes.device.determinism import exact_pins
@@ -25,6 +27,7 @@ from lanewise.processes.world.world import World
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
 from lanewise.runs.checkpoint.saver import Saver
+from lanewise.runs.file import dump_json
 
 
 @final
@@ -88,14 +91,11 @@ class Replay:
                 f"the checkpoint of step {self.num_taken} was removed meanwhile. Try again."
             )
         if segment.last_step == plan.step:  # the step gets a line of metrics, with its norm
-            loader = run.loader
-            log = LogInterval(config.log.every_steps, plan.step, lambda: loader.is_over)
-            log.load_state_dict(run.log_interval.state_dict())
-            run = replace(run, log_interval=log)
+            run = replace(run, log_interval=run.log_interval.until(plan.step))
         self.batches = run.loader.batches(self.num_taken, segment.last_step)
         """What this process reads next."""
         if run.evaluation is not None and run.evaluation.is_due:  # a signal came before this evaluation
-            self._follow(run, self.num_taken - 1)
+            self._evaluate(run, self.num_taken - 1)
         return Engine(run, first_step=self.num_taken)
 
     def close(self) -> None:
@@ -119,14 +119,10 @@ class Replay:
         Raises:
             CheckpointError: if there is no next one.
         """
-        run, report = self.engine.run, self._report
+        run = self.engine.run
         if run.loader.is_over:
             raise CheckpointError(f"the run has {self.num_taken} steps. Name one of them.")
-        if report is not None and run.evaluation is not None:
-            self._report, end = None, run.loader.end_of(report.step)
-            run.evaluation.note_step(report.step, report.totals, end, ends_run=False)
-            if run.evaluation.is_due:
-                self._follow(run, report.step)
+        self.finish()
         if self.num_taken == self._segment.last_step < self.plan.step:
             # A start of the run went on from here, with other options.
             saver = Saver(self._between, self._world, keep_last=1, keep_best=0, sign=1)
@@ -135,19 +131,39 @@ class Replay:
             self.engine.close()
             self.engine = self._begin(self._between)
 
-    def _follow(self, run: Run, step: int) -> None:
-        """Give a scheduler the value that it follows: as the run wrote it, else the evaluation runs again."""
-        if run.plateau is None or run.evaluation is None:
-            return
+    def finish(self, *, compares: bool = False) -> Mapping[str, float | None]:
+        """Do what the run did after the last step, unless that is done. Collective.
+
+        Args:
+            compares: whether to evaluate where the run did, also if nothing depends on it.
+
+        Returns:
+            The values of that evaluation; empty where there was none.
+        """
+        run, report, self._report = self.engine.run, self._report, None
+        if report is None or run.evaluation is None:
+            return {}
+        end = run.loader.end_of(report.step)
+        ends_run = report.step + 1 in self.plan.written.evaluations
+        run.evaluation.note_step(report.step, report.totals, end, ends_run=ends_run)
+        if not run.evaluation.is_due:
+            return {}
+        self._evaluate(run, report.step, compares=compares)
+        return _as_written(run.evaluation.last_values)
+
+    def _evaluate(self, run: Run, step: int, *, compares: bool = False) -> None:
+        """Evaluate, or take over what the run wrote where nothing else is needed. Collective."""
+        assert run.evaluation is not None
         values = self.plan.written.evaluations.get(step + 1, {})
-        if run.evaluation.config.best in values:
-            run.evaluation.take_over(values)
-        else:
+        known = {name: value for name, value in values.items() if value is not None}
+        if compares or (run.plateau is not None and run.evaluation.config.best not in known):
             run.enter_weights(step)
             with run.evaluation_weights():
                 run.evaluation.run()
-        assert run.evaluation.last_value is not None
-        run.plateau.after_evaluation(step, run.evaluation.last_value)
+        else:
+            run.evaluation.take_over(known)
+        if run.plateau is not None and run.evaluation.last_value is not None:
+            run.plateau.after_evaluation(step, run.evaluation.last_value)
 
     def digests(self) -> dict[str, str]:
         """Return the digest of each tensor of the state after the last step. Collective."""
@@ -157,8 +173,17 @@ class Replay:
         """Return the numbers of the line of metrics of a step, without its times; empty where it has none."""
         if report.interval is None:
             return {}
-        columns = report.interval.columns(1, self._world.device)
-        return {name: value for name, value in columns.items() if name.startswith(("train/", "gradients/"))}
+        columns, largest = report.interval.columns(1, self._world.device), report.interval.totals.largest
+        found: dict[str, Any] = {name: v for name, v in columns.items() if name.startswith(OF_STEPS)}
+        if largest is not None:
+            found["largest_loss"] = largest._replace(step=largest.step + 1)._asdict()
+        return _as_written(found)
+
+
+def _as_written(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return numbers as they are in a line of JSON: one that is not finite is None."""
+    read: dict[str, Any] = json.loads(dump_json(columns))
+    return read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,12 +221,20 @@ class ReplayedStep:
     weight: float
     columns: Mapping[str, Any]
     """The numbers of its line of metrics, if it has one: of the steps since the line before it."""
+    evaluation: Mapping[str, float | None]
+    """The values of the evaluation after it; empty where there is none."""
     digests: Mapping[str, str]
     """Of each tensor of the state after it."""
     lanes: Mapping[int, Sequence[float]] = field(default_factory=dict)
     """Loss sum, weight and metrics of each lane."""
     changed_sources: Sequence[str] = ()
     """Says which modules are not those with which the run took the steps up to it."""
+
+    @property
+    def recording(self) -> Recording:
+        """What can be compared with what the run wrote of it."""
+        parts = {"metrics": self.columns, "digests": self.digests, "evaluation": self.evaluation}
+        return {name: part for name, part in parts.items() if part}
 
 
 @final
@@ -220,6 +253,6 @@ class ReplayJob(PlannedJob):
                 loss, weight = report.totals.loss, report.totals.weight
                 lanes = {lane.lane: lane.numbers for lane in report.totals.lanes}
                 columns, digests = replay.columns(report), replay.digests()
-                given = columns, digests, lanes, replay.changed_sources
+                given = columns, replay.finish(compares=True), digests, lanes, replay.changed_sources
                 steps.append(ReplayedStep(step, loss, weight, *given))
         return steps

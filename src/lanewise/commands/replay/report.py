@@ -3,14 +3,16 @@
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lanewise.commands.jobs.start import start
+from lanewise.commands.jobs.api import start_fresh
+from lanewise.commands.replay.comparison import RecordingComparison, compare
 from lanewise.commands.replay.plan import ReplayPlan, Written, plan_replay, read_written
 from lanewise.commands.replay.replay import ReplayedStep, ReplayJob
+from lanewise.commands.verify.audit import Audit
 from lanewise.config.load import Override
 from lanewise.errors import CheckpointError
 from lanewise.runs.dir import RunDir
@@ -20,43 +22,50 @@ _MOST = 8
 
 @dataclass(frozen=True)
 class Compared:
-    """A step beside what the run wrote of it."""
+    """What was taken again, beside what the run wrote of it."""
 
-    replayed: ReplayedStep
-    num_compared: int
-    """How many digests and numbers the run wrote of it."""
-    differing: Mapping[str, tuple[Any, Any]]
-    """What the replay and the run have of each that differs."""
+    name: str
+    comparison: RecordingComparison
+    replayed: ReplayedStep | None = None
+    """What it gave, if it was a whole step."""
+    changed_sources: Sequence[str] = ()
+    """Says which modules are not those of the run."""
     is_exact: bool = True
     """Whether equal bytes are promised here."""
 
     @property
     def code(self) -> int:
         """What diff exits with: 0 equal, 1 different; 2 where nothing tells, or rounding may differ."""
-        if not self.num_compared or (self.differing and not self.is_exact):
+        if not self.comparison.num_compared or (self.comparison.differing and not self.is_exact):
             return 2
-        return 1 if self.differing else 0
+        return 1 if self.comparison.differing else 0
 
-    def shown(self) -> list[str]:
+    def __str__(self) -> str:
         """Say what the step gave, and how that compares."""
-        step = self.replayed
-        norm, rate = (step.columns[f"train/{name}"] for name in ("grad_norm", "learning_rate"))
-        head = f"loss {step.loss!r}, weight {step.weight!r}, gradient norm {norm!r}, learning rate {rate!r}"
-        digests = some(f"  {digest}  {name}" for name, digest in step.digests.items())
-        return [head, *digests, *self.lines()]
+        step, shown = self.replayed, list[str]()
+        if step is not None:
+            norm, rate = (step.columns[f"train/{name}"] for name in ("grad_norm", "learning_rate"))
+            head = f"loss {step.loss!r}, weight {step.weight!r}, gradient norm {norm!r}"
+            shown = [f"{head}, learning rate {rate!r}"]
+            shown += some(f"  {digest}  {name}" for name, digest in step.digests.items())
+        return "\n".join([*shown, *self.verdict(), *self.notes()])
 
-    def lines(self) -> list[str]:
-        """Say how the step compares."""
-        step, count = self.replayed, self.num_compared
-        name = f"step {step.step:,}"
+    def verdict(self) -> list[str]:
+        """Say how it compares."""
+        count, unequal = self.comparison.num_compared, self.comparison.differing
         if not count:
-            return [f"{name}: the run wrote nothing of it (integrity.digest_every_steps, log.every_steps)"]
-        if not self.differing:
-            return [f"{name}: as the run wrote it, in {count} digests and numbers", *step.changed_sources]
-        told = (f"  {one}: {mine}, and {theirs} in the run" for one, (mine, theirs) in self.differing.items())
+            keys = "--audit" if self.replayed is None else "integrity.digest_every_steps, log.every_steps"
+            return [f"{self.name}: the run wrote nothing of it ({keys})"]
+        if not unequal:
+            return [f"{self.name}: as the run wrote it, in {count} digests and numbers"]
+        told = (f"  {name}: {mine}, and {theirs} in the run" for name, (mine, theirs) in unequal.items())
         why = "" if self.is_exact else " (rounding may differ: no verdict)"
-        head = f"{name}: {len(self.differing)} of {count} digests and numbers differ{why}"
-        return [head, *some(told), *step.changed_sources]
+        return [f"{self.name}: {len(unequal)} of {count} digests and numbers differ{why}", *some(told)]
+
+    def notes(self) -> list[str]:
+        """Say which code is another one, and last what only the run has or the replay."""
+        missing = ", ".join(self.comparison.missing)
+        return [*self.changed_sources, *[f"not compared, as only one has it: {missing}"] * bool(missing)]
 
 
 def some(lines: Iterable[str]) -> list[str]:
@@ -68,36 +77,53 @@ def some(lines: Iterable[str]) -> list[str]:
 
 def lane_lines(found: Mapping[str, Any]) -> list[str]:
     """Show what a `LaneJob` found, of its samples the one with the largest loss first."""
-    why = f" (none: {found['why_none']})" if found["why_none"] else ""
+    why = f" (not all: {found['why_not']})" if found["why_not"] else ""
     norms, alone = found["norms"], sorted(found["alone"], key=lambda one: (not math.isnan(one[1]), -one[1]))
+    missing = f" (missing: {', '.join(map(str, found['missing']))})" if found["missing"] else ""
     return [
-        f"samples {', '.join(map(str, found['samples']))}",
+        f"samples {', '.join(map(str, found['samples']))}{missing}",
         f"loss {found['loss']!r}, weight {found['weight']!r}, loss scale {found['scale']:g}",
         f"its gradient, as it enters the sum: norm {math.hypot(*norms.values())!r}",
         *some(f"  {digest}  {norms[name]:<11.6g} {name}" for name, digest in found["digests"].items()),
         f"each sample alone, another computation than the lane's, the largest first{why}:",
         *some(f"  loss {value:<11.6g} sample {sample}" for sample, value in alone),
-        *found["changed_sources"],
     ]
 
 
-def compare_step(replayed: ReplayedStep, written: Written) -> Compared:
-    """Compare a step with its digests and its line of metrics, as far as the run wrote them."""
-    finite = {name: value if math.isfinite(value) else None for name, value in replayed.columns.items()}
-    mine, line = {**replayed.digests, **finite}, written.lines.get(replayed.step, {})
-    theirs = {name: value for name, value in line.items() if name.startswith(("train/", "gradients/"))}
-    theirs |= written.digests.get(replayed.step, {})
-    pairs = {name: (mine.get(name, "none"), value) for name, value in theirs.items()}
-    differing = {name: (now, then) for name, (now, then) in pairs.items() if now != then}
-    return Compared(replayed, len(theirs), differing)
+def compare_step(replayed: ReplayedStep, written: Written, *, is_exact: bool = True) -> Compared:
+    """Compare a step with what the run wrote of it."""
+    comparison = compare(replayed.recording, written.recording(replayed.step))
+    name = f"step {replayed.step:,}"
+    return Compared(name, comparison, replayed, replayed.changed_sources, is_exact)
+
+
+def compare_lane(found: Mapping[str, Any], plan: ReplayPlan, lane: int) -> Compared:
+    """Compare what a `LaneJob` found with what the run wrote of this lane, if it did."""
+    samples, theirs = found["samples"], dict[str, Mapping[str, Any]]()
+    mine = {"largest_loss": {"loss": found["loss"], "samples": samples}}
+    largest = next((line for step, line in plan.written.lines.items() if step >= plan.step), {}).get(
+        "largest_loss"
+    )
+    if isinstance(largest, dict) and (largest.get("step"), largest.get("lane")) == (plan.step, lane):
+        theirs["largest_loss"] = {name: largest.get(name) for name in ("loss", "samples")}
+    if plan.run_dir.audit.exists():
+        mine["audit"] = {"samples": samples, "tensors": found["inputs"]}
+        for record in Audit(plan.run_dir.audit).steps[plan.step][lane][:1]:
+            theirs["audit"] = {"samples": list(record.indices), "tensors": record.tensors}
+    name = f"lane {lane} of step {plan.step:,}"
+    return Compared(name, compare(mine, theirs), None, found["changed_sources"], _is_exact(plan))
+
+
+def _is_exact(plan: ReplayPlan) -> bool:
+    """Tell whether equal bytes are promised."""
+    return plan.config.distributed.equality == "exact" and not plan.allow
 
 
 def replay_steps(plan: ReplayPlan, steps: Sequence[int]) -> list[Compared]:
     """Take the steps of a plan again, in fresh processes, and compare some of them."""
-    is_exact = plan.config.distributed.equality == "exact" and not plan.allow
     with ReplayJob.of(plan, observed=steps) as job:
-        found = [compare_step(step, plan.written) for step in start(job, is_fresh=True)]
-    return [replace(one, is_exact=is_exact) for one in found]
+        taken = start_fresh(job)
+    return [compare_step(step, plan.written, is_exact=_is_exact(plan)) for step in taken]
 
 
 @dataclass(frozen=True)
@@ -110,22 +136,29 @@ class ReplayAudit:
     num_steps: int
     """Of the run."""
     num_seen: int
-    """Steps that were taken again, from the checkpoints to the steps that were drawn."""
+    """Steps that were taken again, and whose updates show in what was compared after them."""
 
     def chance(self, num_wrong: int) -> float:
         """Return with what probability so many wrong steps, wherever they are, would have been found."""
         unseen = self.num_steps - self.num_seen
         return 1 - math.comb(unseen, num_wrong) / math.comb(self.num_steps, num_wrong)
 
-    def lines(self) -> list[str]:
+    @property
+    def code(self) -> int:
+        """What diff exits with; see `Compared`."""
+        return max(one.code for one in self.compared)
+
+    def __str__(self) -> str:
         """Say what was found."""
         told = [f"{self.chance(wrong):.1%} if {wrong}" for wrong in (1, 10, 100) if wrong <= self.num_steps]
         seen = f"{self.num_seen:,} of the run's {self.num_steps:,} ({self.num_seen / self.num_steps:.1%})"
-        return [
-            *(line for one in self.compared for line in one.lines()),
-            f"drawn with seed {self.seed}: {len(self.compared)} steps. Taken again up to them: {seen}",
+        lines = [
+            *(line for one in self.compared for line in one.verdict()),
+            f"drawn with seed {self.seed}: {len(self.compared)} steps. Steps whose updates were seen: {seen}",
             f"chance to find wrong steps of all, wherever they are: {', '.join(told)} of them are wrong",
+            *dict.fromkeys(line for one in self.compared for line in one.notes()),
         ]
+        return "\n".join(lines)
 
 
 def audit(run_dir: Path, count: int, seed: int, overrides: Sequence[Override], **given: Any) -> ReplayAudit:
@@ -153,6 +186,10 @@ def audit(run_dir: Path, count: int, seed: int, overrides: Sequence[Override], *
     compared, seen = list[Compared](), set[int]()
     for num_taken, group in groupby(plans, key=lambda plan: plan.num_taken):
         of_group = list(group)
-        seen |= set(range(num_taken, of_group[-1].step))
-        compared += replay_steps(of_group[-1], [plan.step for plan in of_group])
-    return ReplayAudit(seed, compared, max(known), len(seen))
+        found = replay_steps(of_group[-1], [plan.step for plan in of_group])
+        for plan, one in zip(of_group, found, strict=True):
+            # A line of metrics is of the weights before the update of its step.
+            is_update_seen = "digests" in one.comparison.parts
+            seen |= set(range(num_taken, plan.step if is_update_seen else plan.step - 1))
+        compared += found
+    return ReplayAudit(seed, compared, max({*written.digests, *written.lines}), len(seen))

@@ -29,7 +29,7 @@ def changed_sources(plan: ReplayPlan, task: Task) -> list[str]:
 
 
 def _remedy(start: Mapping[str, Any]) -> str:
-    git = start.get("git") or {}
+    git = start.get("git", {})
     changed = "" if git.get("is_clean") else ", with changes that it does not have"
     is_named = _COMMIT.fullmatch(str(git.get("commit")))  # which may be anybody's
     return f"; these are of commit {git['commit'][:12]}{changed}" if is_named else ""

@@ -61,6 +61,12 @@ class LogInterval:
         self._largest: LargestLoss | None = None
         self._begin()
 
+    def until(self, last_step: int) -> "LogInterval":
+        """Return this interval of a run that ends before another step."""
+        other = LogInterval(self._every_steps, last_step, self.is_over, self._samples_of)
+        other.load_state_dict(self.state_dict())
+        return other
+
     def is_due(self, step: int) -> bool:
         """Tell whether a line is written after a step; a stream has one more, where `is_over` says so."""
         return step + 1 in (1, self._last_step) or (step + 1) % self._every_steps == 0

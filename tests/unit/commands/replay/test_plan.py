@@ -28,7 +28,8 @@ def write_starts(folder, *starts):
     with (folder / "run.jsonl").open("w") as file:
         for number, (first_step, lr, allow) in enumerate(starts):
             start = {"event": "start", "run_id": "a", "id": str(number), "first_step": first_step}
-            config = json.loads(json.dumps(asdict(configured(lr, folder))), parse_constant=str)
+            text = json.dumps(asdict(configured(lr, folder)))
+            config = json.loads(text, parse_constant=lambda name: {"not_finite": name})
             start |= {"last_step": 100, "allow": allow, "config": config, "versions": {}, "sources": {}}
             file.write(json.dumps(start) + "\n")
 
@@ -64,6 +65,34 @@ def test_what_lies_between_the_checkpoint_and_the_step_has_the_configuration_of_
 def test_infinity_is_read_back_as_a_number(tmp_path):
     write_starts(tmp_path / "run", (1, math.inf, []))
     assert segments(tmp_path / "run", 1) == [(math.inf, (), 1)]
+
+
+def test_a_text_that_is_the_name_of_a_number_stays_text(tmp_path):
+    """Also as a key: replacing it in the whole record made that no JSON."""
+    write_starts(tmp_path / "run", (1, 0.1, []))
+    record = tmp_path / "run" / "run.jsonl"
+    start = json.loads(record.read_text())
+    given = {"NaN": "Infinity", "-Infinity": ["NaN"]}
+    start["config"]["task"]["init_args"]["given"] = given
+    record.write_text(json.dumps(start) + "\n")
+    assert plan_replay(tmp_path / "run", 1, trust=True).config.task.init_args["given"] == given
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("sources", ["a"], "sources is"),
+        ("config", "text", "config is"),
+        ("last_step", "9", "last_step is"),
+        ("versions", 3, "versions is"),
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path, name, value, message):
+    write_starts(tmp_path / "run", (1, 0.1, []))
+    record = tmp_path / "run" / "run.jsonl"
+    record.write_text(json.dumps({**json.loads(record.read_text()), name: value}) + "\n")
+    with pytest.raises(CheckpointError, match=f"run.jsonl is damaged: of the start at step 1, {message}"):
+        plan_replay(tmp_path / "run", 1)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +132,16 @@ def test_what_the_run_wrote_is_told_by_step(tmp_path):
         '{"epoch": 1, "step": 1, "train/learning_rate": 0.1, "train/loss": 2.0}\n'
         '{"event": "digests", "epoch": 1, "step": 2, "digests": {"model/w": "00"}}\n'
         '{"epoch": 1, "step": 2, "time": 1.5, "held_out/loss": 0.5}\n'
+        '{"event": "jump", "epoch": 1, "step": 2}\n'
+        '{"event": "digests", "epoch": 1, "step": 2}\n'
         '{"epoch": 1, "step": 3, "train/learning_rate": 0.1}\n'
+        '{"event": "digests", "epoch": 1, "step": 3, "digests": {"model/w": "00"}}\n'
+        '{"epoch": 1, "step": 4, "train/learning_rate": 0.1}\n'
     )
     written = read_written(run_dir, 1, 2)
     assert written.lines[1]["train/loss"] == 2.0
-    assert written.lines.keys() == {1}
+    assert written.lines.keys() == {1, 3}  # the next line has the largest loss of step 2, too
+    assert written.others == {2: ["jump line", "digests line"]}
     assert written.digests == {2: {"model/w": "00"}}
     assert written.evaluations == {2: {"held_out/loss": 0.5}}
 

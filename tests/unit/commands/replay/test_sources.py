@@ -62,7 +62,7 @@ def test_modules_that_differ_are_named_with_the_starts_and_the_commit_that_has_t
     [
         ({"commit": COMMIT, "is_clean": False}, "commit 1a2b3c4d5e6f, with changes that it does not have"),
         ({"commit": "$(touch ran)", "is_clean": True}, ""),
-        (None, ""),
+        ({}, ""),
     ],
 )
 def test_a_commit_is_named_as_far_as_it_is_one(own, tmp_path, git, told):
