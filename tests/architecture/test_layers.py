@@ -51,6 +51,7 @@ ENGINE_OFFERS = {
             "step.terms",
             "step.lane_error",
             "step.update",
+            "step.guard.second_run",
         ),
     )
 }

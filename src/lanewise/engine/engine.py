@@ -263,13 +263,11 @@ class Engine:
             return
         heartbeat.note = (SAVE, step, None)
         self._pass.buffers.check()
-        self._pass.attributes.require_saved()
         is_evaluated = self.evaluation is None or not self.evaluation.is_due
         metric = None if self.evaluation is None else self.evaluation.last_value
         # After the last step only an evaluation can be left to do; without one the run is done, not stopped.
         is_done = is_evaluated and (self.ends_with(step) or self._ends_early)
         self._saving.save(step, metric, stops=stops and not is_done)
-        self._pass.look_again()
 
     def _finish(self, run_dir: RunDir) -> None:
         """Wait for the last save; write the model, and its average if there is one. Collective."""

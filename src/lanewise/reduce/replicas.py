@@ -45,6 +45,8 @@ from lanewise.reduce.reducer import (
 )
 
 T = TypeVar("T")
+_PLAIN = (bool, int, float, str)
+"""Types of attributes that a task may set after an update, such as the probability of a dropout."""
 
 
 @final
@@ -163,11 +165,12 @@ class ReplicaReducer(Reducer):
         return lane.loss(move(outputs, self._devices[0]), lane.batch.data)
 
     def _send_weights(self) -> None:
-        """Copy the weights of the user's module to the replicas; `LaneBuffers` copies their buffers."""
+        """Copy weights, and what modules keep in plain attributes; `LaneBuffers` copies buffers."""
         with torch.no_grad():
             for replica in self.replicas[1:]:
                 for module, own in zip(self.model.modules(), replica.modules(), strict=True):
                     own.training = module.training
+                    vars(own).update({key: one for key, one in vars(module).items() if type(one) in _PLAIN})
                 for sent, received in zip(self.model.parameters(), replica.parameters(), strict=True):
                     received.copy_(sent, non_blocking=True)
         self._is_stale = False

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from lanewise.config import (
 from lanewise.errors import TaskError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import LocalWorld
+from tests.distributed import kinds, tasks
 
 PLACES = ("forward", "loss", "backward", "collate", "dataset", "optimizer", "scheduler")
 STATES = ("attribute", "buffer", "parameter", "generator")
@@ -194,3 +196,31 @@ def test_state_that_something_changes_is_named_or_right(place, state):
     cause, name = SAYS[place, state]
     (evidence,) = [finding.evidence for finding in report.findings if finding.cause == cause]
     assert name in evidence
+
+
+UPDATED = "what a task does before or after an update depends on more than the step"
+KEPT_BY_ALL = {
+    kinds.CountInUpdate: (NOT_SAVED, "the checkpoint did not bring back model.updates"),
+    kinds.TeacherOfUpdate: (NOT_SAVED, "the checkpoint did not bring back task.teacher.weight"),
+    kinds.AnnealedDropout: (NOT_SAVED, "the checkpoint did not bring back model.student.0.p"),
+    kinds.SmoothedLabels: (NOT_SAVED, "the checkpoint did not bring back task.criterion.label_smoothing"),
+    kinds.PatienceOfUpdate: (UPDATED, "student.weight"),
+    kinds.LateCountInUpdate: (UPDATED, "teacher.weight"),
+    kinds.QueueInLoss: (HIDDEN, "task.queue"),
+}
+"""What every process keeps alike trains the same model on any number, but no checkpoint has it."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind is kinds.CountInUpdate else pytest.mark.slow)
+        for kind in KEPT_BY_ALL
+    ],
+)
+def test_what_every_process_keeps_alike_is_named(kind):
+    config = tasks.configure(kind, num_lanes=4, steps=6, optimizer="torch.optim.SGD", lr=0.1)
+    config = replace(config, distributed=DistributedConfig(device_type="cpu", equality="exact"))
+    report = module.verify(config, [1], num_steps=3, resumes=True)
+    cause, name = KEPT_BY_ALL[kind]
+    assert name in "".join(finding.evidence for finding in report.findings if finding.cause == cause)

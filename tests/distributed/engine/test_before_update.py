@@ -289,8 +289,6 @@ def refusal(world: World, config: RunConfig) -> str | None:
     ("task", "options", "expected"),
     [
         (ReadsRank, {}, "gradient of 3.bias differs between ranks 0 and 1 after step 1"),
-        (KeepsNorms, {}, "before_update changes task.norms.* which no checkpoint has"),
-        (Anneals, {}, "before_update changes task.limit, which no checkpoint has"),
         (Replaces, {}, "before_update replaced parameter 1.bias, or gave it another shape, in step 1"),
         (Shaped, {"reducer": "fsdp"}, "fsdp gives each process a part of the gradient, and before_update"),
     ],
@@ -308,7 +306,6 @@ class LogsNothing(Shaped):
 
 
 def test_what_it_keeps_for_a_log_changes_nothing():
-    """It is called twice more, from the gradient of the lanes, and the first result counts."""
     ((logs, twin),) = run_distributed(train, 1, [configured(Logs), configured(LogsNothing)])
     assert logs == twin
 
@@ -323,8 +320,9 @@ class DrawsByItself(Shaped):
 SECONDS = list(range(1000))
 
 
-def test_verify_names_what_it_makes_otherwise():
-    report = verify(configured(DrawsByItself, steps=None))
+@pytest.mark.parametrize("task", [DrawsByItself, *slow(KeepsNorms, Anneals)])
+def test_verify_names_what_it_makes_otherwise(task):
+    report = verify(configured(task, steps=None))
     evidence = "".join(finding.evidence for finding in report.findings)
     assert (
         "before_update of step 1, run again from the same state, gives a different gradient of 0" in evidence

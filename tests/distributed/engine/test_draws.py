@@ -20,7 +20,7 @@ from torchmetrics import Metric
 from lanewise import Callback, Task
 from lanewise.config import DataConfig, EvaluateConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.engine.engine import build_engine
-from lanewise.errors import DataError
+from lanewise.errors import DataError, TaskError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import World
 from lanewise.runs.dir import RunDir
@@ -241,6 +241,8 @@ def fit_all(world: World, draws: list[Draw], folder: str) -> list[Any]:
             results.append(fit(world, draw, folder))
         except DataError as error:  # a dataset of other samples on each rank
             results.append(str(error))
+        except TaskError as error:
+            results.append(REFUSED if REFUSED in str(error) else str(error))
     return results
 
 
@@ -263,6 +265,7 @@ FEW = SOME[::4] + SOME[10::12]
 """Each place once."""
 PLANTED = [Draw(place, "its own", False, False) for place in PLACES if place != "callback"]
 """What each process draws for itself; a callback can change nothing."""
+REFUSED = "changed in the forward, loss or backward of lanes"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +277,7 @@ def test_what_is_drawn_anywhere_is_the_same_on_two_processes_as_on_one(tmp_path,
     """In `make test` each place draws once."""
     alone, two = (results_of(world_size, draws + planted, tmp_path) for world_size in (1, 2))
     assert [draw for draw in draws if two[draw] != alone[draw] * 2] == []
-    assert [draw for draw in planted if two[draw][0] == alone[draw][0]] == []  # which is seen everywhere
+    assert [draw for draw in planted if two[draw][0] == alone[draw][0] != REFUSED] == []  # seen everywhere
 
 
 @pytest.mark.slow

@@ -101,8 +101,8 @@ def test_a_step_reads_values_through_one_function(monkeypatch, equality, optimiz
 
 
 def test_the_first_steps_read_the_parameters_through_it_too(monkeypatch):
-    """At the begin of the step, and before and after each backward."""
-    assert train_on_meta(monkeypatch, looks=True)[:2] == [19 + 1 + 2 * 8] * 2
+    """At the begin of the step, before and after each backward; three results of a lane, and two weights."""
+    assert train_on_meta(monkeypatch, looks=True)[:2] == [19 + 1 + 2 * 8 + 3 + 2] * 2
 
 
 def test_what_a_loss_reports_is_read_with_the_totals(monkeypatch):

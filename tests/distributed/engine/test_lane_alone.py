@@ -43,6 +43,7 @@ def watch(world: World, config: RunConfig) -> tuple[dict[str, Any], bytes, dict[
     """Run to the end; return the state at the start of STEP, and what the step made of LANE, where it ran."""
     set_determinism("exact", 1)
     engine = build_engine(config, world)
+    engine.step.pass_.looks.clear()  # which run a lane again
     model, task = engine.training.model, engine.run.runner.task
     losses: list[torch.Tensor] = []
     gradients: dict[str, bytes] = {}

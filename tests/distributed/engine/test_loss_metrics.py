@@ -68,6 +68,7 @@ def noting(world, config) -> tuple[list[list[Any]], list[list[Any]]]:
     """Train alone; return what the lanes of each step reported, and those of each evaluation."""
     set_determinism("exact", 1)
     engine = build_engine(config, world)
+    engine.step.pass_.looks.clear()  # which run a lane again
     task = engine.run.runner.task
     steps, evaluations = [], []
     task.noted = []

@@ -182,8 +182,8 @@ def peak_memory(measured: Measured, setting: Setting) -> Memory:
         optimizer=0 if is_on_host else update.state_bytes,
         average=parameters + measured.buffer_bytes if measured.has_average and not is_on_host else 0,
         buffers=measured.buffer_bytes * (num_replicas + 1) + measured.changed_buffer_bytes * num_kept,
-        # The first steps keep a copy of a batch, with which they run its lane again.
-        kept_batch=0 if setting.kind.shards_weights else measured.memory.batch_bytes,
+        # The first steps keep a copy of a batch, and run its lane again on another, beside the next batch.
+        kept_batch=0 if setting.kind.shards_weights else 3 * measured.memory.batch_bytes,
     )
     moments = list(_moments_of(setting.kind)(measured, setting))
     if not is_on_host:

@@ -169,7 +169,7 @@ class Memory:
     temporary: int = 0
     """Gathered weights, what is on its way, and what the optimizer computes with."""
     kept_batch: int = 0
-    """A batch that the first steps keep."""
+    """Batches that the first steps keep."""
 
     @property
     def num_bytes(self) -> int:

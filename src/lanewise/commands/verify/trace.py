@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from lanewise.data import LaneBatch, LaneSource, digest
 from lanewise.engine.engine import Engine
+from lanewise.engine.step.guard.second_run import SecondRun
 from lanewise.engine.step.update import Training
 from lanewise.engine.transforms import compare_runs
 from lanewise.lanes import Schedule
@@ -173,7 +174,8 @@ def run_steps(
 
         return (this, look_once), {}
 
-    engine.step.pass_.attributes.watch_no_more()  # the probes look further, and go on
+    pass_ = engine.step.pass_  # the probes look further, and go on
+    pass_.looks[:] = [look for look in pass_.looks if not isinstance(look, SecondRun)]
     handle = optimizer.register_step_pre_hook(before_update)
     try:
         for step in steps:

@@ -114,6 +114,11 @@ class LaneBuffers:
             self._begin_step()
         self._num_begun += 1
 
+    def reset(self) -> None:
+        """Give the first replica the values at the start of the step again."""
+        for first, *_ in self._packs or ():
+            first.reset()
+
     def _find_packs(self) -> list[tuple[BufferPack, ...]]:
         left_out = [place for places in self.step_state for place in places]
         packs = [pack_buffers(modules, left_out) for modules in self.modules]

@@ -134,16 +134,12 @@ class OwnCheckpoints:
         """
         if self.before_step is not None:
             return
-        for pass_ in self.prepared.passes.values():
-            pass_.attributes.require_saved()
         state = self._state.take()
         self._require_equal(state)
         identity = {**self.identity, _DATASETS: list(self.datasets.identities)}
         digests = gather_digests(state, self.world, step)
         manifest = Manifest(step=step, metric=None, identity=identity, files=(), digests=digests)
         self._saver.save(state, manifest)
-        for pass_ in self.prepared.passes.values():
-            pass_.look_again()
 
     def _require_equal(self, state: Mapping[str, Any]) -> None:
         """Raise CheckpointError if the state of an object differs between ranks. Collective.

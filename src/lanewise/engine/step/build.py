@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.precision import LossScale
-from lanewise.engine.step.guard.attributes import Attributes
 from lanewise.engine.step.guard.changed_parameters import ChangedParameters, held_parameters
 from lanewise.engine.step.guard.collectives import CollectiveDetector
+from lanewise.engine.step.guard.equal_state import EqualState
 from lanewise.engine.step.guard.first_step import FirstStep
 from lanewise.engine.step.guard.foreign_gradients import ForeignGradients, TrainedParameters
 from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
 from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.guard.second_run import SecondRun
 from lanewise.engine.step.guard.shared_generators import SharedGenerators
 from lanewise.engine.step.joining import Joining
 from lanewise.engine.step.message import StepMessage
@@ -43,7 +44,7 @@ def build_pass(
         phases: measures the phases of the step.
         buffers: gives the lanes their buffers, and merges these.
         loss_scale: keeps fp16 gradients in range; None where losses are not scaled.
-        task: of the run; its attributes are looked at in the first steps, as the model's are.
+        task: of the run, which may hold state besides the model.
         log: tells which steps are logged; None: none is.
         vote: returns what this process wants after a step.
     """
@@ -57,7 +58,8 @@ def build_pass(
         ChangedParameters(reducer, world, held),
         ForeignLeaves(reducer, buffers.modules[0], held),
         FirstStep(reducer, world),
-        attributes := Attributes(reducer, world, holders, buffers.step_state),
+        EqualState(reducer, world, buffers.step_state),
+        SecondRun(reducer, buffers, equality, holders),
     ]
     if len(reducer.replicas) > 1:
         looks.append(SharedGenerators(equality, reducer))
@@ -67,4 +69,4 @@ def build_pass(
     joining = Joining(reducer, world, placement, is_on=task is not None and bool(own_updates(task)))
     names = () if log is None else log.metric_names
     message = StepMessage(spread, loss_scale, names, joining=joining)
-    return Pass(reducer, spread, buffers, phases, message, rules, looks, attributes, log, vote)
+    return Pass(reducer, spread, buffers, phases, message, rules, looks, log, vote)

@@ -24,6 +24,7 @@ from torch import nn
 
 from lanewise.data import LaneBatch
 from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
+from lanewise.engine.step.guard.second_run import SecondRun
 from lanewise.engine.step.lanes import DerivedLane, LaneLosses, StepBatches
 from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, as_real, gather_outputs, map_tensors
 from lanewise.engine.step.step import Pass
@@ -219,7 +220,10 @@ class SharedLoss(LaneLosses):
         num_collectives = self._world.num_collectives()
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()} if self.compares else {}
         compute, num_samples = partial(loss.compute, model, outputs.values, rows), rows.stop - rows.start
-        returned = self.pass_.watched(compute, what, until_saved=not loss.by_rows)
+        for look in self.pass_.looks if loss.by_rows else ():
+            if isinstance(look, SecondRun):
+                look.require_repeated(compute, what, turn)
+        returned = compute()
         checked = (LaneLoss.of if loss.by_rows else check_whole)(returned, num_samples, what)
         if self._world.num_collectives() != num_collectives:
             raise TaskError(

@@ -10,7 +10,6 @@ then      Task.before_update, clip, optimizer, scheduler, forget the gradients, 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar, final
 
 import torch
@@ -18,7 +17,6 @@ import torch
 from lanewise.data import LaneBatch
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.step.average import update_average
-from lanewise.engine.step.guard.attributes import Attributes
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.lane_error import named_lane, note_lane
 from lanewise.engine.step.lanes import DerivedLane, LaneLosses, LaneRunner, StepBatches, to_device
@@ -66,8 +64,6 @@ class Pass:
     """Each is called with this process's first turn of a step, and may raise TaskError; see `build_pass`."""
     looks: list[Look]
     """What is still looked at; empty after the first steps."""
-    attributes: Attributes
-    """The one of them that begins anew after each checkpoint."""
     log: LogInterval | None
     """Which steps are logged, by their number, or as the last one of a stream; None: none is."""
     vote: Callable[[], Votes]
@@ -203,17 +199,6 @@ class Pass:
             self.message.explain_no_update(totals, turn)  # raises or warns; collective, so after the others
         return Gradient(turn, totals, norm, norms, allows_update, is_logged)
 
-    def watched(self, run: Callable[[], T], what: str, *, until_saved: bool = False) -> T:
-        """Run what is run once in a step; see `Attributes.watched`."""
-        if not self.attributes.num_watched:
-            return run()
-        return self.attributes.watched(run, what, until_saved=until_saved)
-
-    def look_again(self) -> None:
-        """Look at what lanes keep in the next steps too."""
-        self.attributes.restart()
-        self.looks = [*(look for look in self.looks if look is not self.attributes), self.attributes]
-
 
 @final
 @dataclass
@@ -251,7 +236,7 @@ class TrainStep:
         turn = self.pass_.run(self.losses, batches, self.runner.what)
         gradient = self.pass_.finish(turn, needs_norm=training.max_grad_norm is not None)
         for change in training.gradient_changes:
-            change(gradient, self.pass_.watched)
+            change(gradient)
         self.runner.seed_update(step)
         return gradient
 
@@ -264,7 +249,7 @@ class TrainStep:
             training.scheduler.step()
         forget_gradients(self.pass_.reducer.parameters)
         if training.after_update is not None and gradient.allows_update:
-            self.pass_.watched(partial(training.after_update, gradient), "after_update")
+            training.after_update(gradient)
         if training.average is not None and gradient.allows_update:
             update_average(training.average, training.model)
         self.pass_.phases.begin(CALLBACK, step)

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TypeAlias
+from functools import cached_property
 
 from torch import nn
 from torch.optim import Optimizer
@@ -14,9 +13,6 @@ from torch.optim.swa_utils import AveragedModel
 from lanewise.engine.step.lane_error import explain_memory
 from lanewise.engine.step.metrics import Gradient
 from lanewise.errors import ConfigError, LanewiseError, text_of
-
-Watched: TypeAlias = Callable[[Callable[[], None], str], None]
-"""Runs code of the user's once in a step, with its name; see `Pass.watched`."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +43,18 @@ class Training:
         return self.model if self.average is None else self.average.module
 
     @cached_property
-    def gradient_changes(self) -> Sequence[Callable[[Gradient, Watched], None]]:
+    def gradient_changes(self) -> Sequence[Callable[[Gradient], None]]:
         """What is done to the gradient of a step, in this order."""
         changes = (self.before_update, self._change), (self.max_grad_norm, self._clip)
         return [change for setting, change in changes if setting is not None]
 
-    def _change(self, gradient: Gradient, watched: Watched) -> None:
+    def _change(self, gradient: Gradient) -> None:
         """Let the task change a gradient that may be used."""
         if gradient.allows_update:
             assert self.before_update is not None
-            watched(partial(self.before_update, gradient), "before_update")
+            self.before_update(gradient)
 
-    def _clip(self, gradient: Gradient, _watched: Watched) -> None:
+    def _clip(self, gradient: Gradient) -> None:
         """Clip by the norm: that of the step, or a new one where the task may have changed the gradient."""
         parameters, norm, most = list(self.model.parameters()), gradient.norm, self.max_grad_norm
         assert norm is not None

@@ -86,11 +86,12 @@ def test_an_error_names_the_lane_and_its_samples(monkeypatch, metrics):
 
 
 def later(monkeypatch, num_lanes_before: int) -> None:
-    """Let lanes report `late` after so many."""
-    count = iter(range(1000))
+    """Let lanes report `late` after so many, each of which has a seed of its own."""
+    seen: dict[int, int] = {}
 
     def metrics(_: torch.Tensor) -> Any:
-        return {"late": (1.0, 1.0)} if next(count) >= num_lanes_before else {"early": (1.0, 1.0)}
+        number = seen.setdefault(torch.initial_seed(), len(seen))
+        return {"late": (1.0, 1.0)} if number >= num_lanes_before else {"early": (1.0, 1.0)}
 
     monkeypatch.setattr(Reports, "metrics", staticmethod(metrics))
 
@@ -124,15 +125,15 @@ def columns(monkeypatch, metrics: Callable[[torch.Tensor], Any]) -> list[dict[st
 
 
 def test_a_line_has_the_mean_over_its_steps(monkeypatch):
-    seen: list[tuple[float, int]] = []
+    by_seed: dict[int, tuple[float, int]] = {}  # of the lane, which may run several times
 
     def metrics(inputs: torch.Tensor) -> Any:
-        seen.append((float(inputs.sum()), len(inputs)))
+        by_seed[torch.initial_seed()] = (float(inputs.sum()), len(inputs))
         return {"first": (inputs.sum(), len(inputs)), "never": (0.0, 0)}
 
     lines = columns(monkeypatch, metrics)
     for line, begin, end in zip(lines, (0, 2, 6), (2, 6, 8), strict=True):
-        value, weight = map(sum, zip(*seen[begin:end], strict=True))
+        value, weight = map(sum, zip(*[*by_seed.values()][begin:end], strict=True))
         assert line["train/first"] == value / weight
         assert math.isnan(line["train/never"])
 
