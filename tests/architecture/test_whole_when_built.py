@@ -116,7 +116,7 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
     ),
     "hugging_face/weight.py": ("found by looking at samples", {"parts.counts", "parts.takes_count"}),
     "lanes/progress.py": ("a flag that several may raise", {"self.length.is_asked"}),
-    "launch/agree.py": ("hosts answer after being reached", {"host.interfaces"}),
+    "launch/agree.py": ("hosts answer after being reached", {"host.interfaces", "host.first_rank"}),
     "lightning/module.py": ("Lightning reads its own fields", {"parts.metrics", "there.trainer"}),
     "lightning/step.py": (
         "Lightning reads its own fields",

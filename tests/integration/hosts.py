@@ -60,6 +60,10 @@ class Host:
         """Pull its cable out."""
         ip("-n", self.namespace, "link", "set", self.interface, "down")
 
+    def join(self) -> None:
+        """Put it back."""
+        ip("-n", self.namespace, "link", "set", self.interface, "up")
+
     def listening(self) -> list[str]:
         """Return the addresses where anybody on this host listens."""
         tables = subprocess.run(
@@ -76,7 +80,7 @@ def ip(*arguments: str) -> None:
 
 @contextmanager
 def running_hosts(count: int = 2) -> Iterator[Sequence[Host]]:
-    """Make one host, or two that are joined by a veth pair."""
+    """Make one host, or two that a veth pair joins; or more and a bridge, which is the last one."""
     name = uuid.uuid4().hex[:6]
     hosts = [Host(f"lane-{name}-{end}", f"10.77.0.{end}", f"lw{name}{end}") for end in range(1, count + 1)]
     with ExitStack() as stack:
@@ -89,6 +93,21 @@ def running_hosts(count: int = 2) -> Iterator[Sequence[Host]]:
             ip("link", "add", first.interface, "type", "veth", "peer", "name", second.interface)
             for host in hosts:
                 ip("link", "set", host.interface, "netns", host.namespace)
+                ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.interface)
+                ip("-n", host.namespace, "link", "set", host.interface, "up")
+        if count > 2:
+            bridge = Host(f"lane-{name}-bridge", "10.77.0.100", "bridge")
+            ip("netns", "add", bridge.namespace)
+            stack.callback(ip, "netns", "delete", bridge.namespace)
+            ip("-n", bridge.namespace, "link", "add", bridge.interface, "type", "bridge")
+            for host in hosts:
+                port = f"{host.interface}b"
+                ip("link", "add", host.interface, "type", "veth", "peer", "name", port)
+                ip("link", "set", host.interface, "netns", host.namespace)
+                ip("link", "set", port, "netns", bridge.namespace)
+                ip("-n", bridge.namespace, "link", "set", port, "master", bridge.interface, "up")
+            hosts.append(bridge)
+            for host in hosts:
                 ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.interface)
                 ip("-n", host.namespace, "link", "set", host.interface, "up")
         yield hosts

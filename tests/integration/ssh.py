@@ -1,4 +1,4 @@
-"""Two hosts that ssh reaches: network namespaces, each with an sshd, a name and processes of its own."""
+"""Hosts that ssh reaches: network namespaces, each with an sshd, a name and processes of its own."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ WHY_NOT = hosts.WHY_NOT or (
 )
 """What this machine lacks for such hosts, or None."""
 
-NAMES = ("node0", "node1")
+NAMES = ("node0", "node1", "node2")
 BOOTED = ("sh -ec", "unshare", "sshd: ", "/usr/sbin/sshd")
 """How the command lines of those begin that are there without a run."""
 SSHD = """
@@ -43,11 +43,15 @@ Host {name}
 
 @dataclass(frozen=True)
 class Cluster:
-    """Two hosts with an sshd each, called as `NAMES` says; the launcher is in the network of the first."""
+    """Hosts with an sshd each, called as `NAMES` says.
+
+    The launcher is in the network of the first of two hosts, and of more in that of their bridge.
+    """
 
     folder: Path
     hosts: Sequence[Host]
-    daemons: Sequence[Cold]
+    launcher: Host
+    daemons: list[Cold]
 
     def start(
         self,
@@ -56,14 +60,15 @@ class Cluster:
         variables: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Cold:
-        """Start `lanewise`, or another program, on neither host, with an ssh that knows both; see `Cold`."""
+        """Start `lanewise`, or another program, on no host, with an ssh that knows them all; see `Cold`."""
         path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
-        command = self.hosts[0].enter(*program, *arguments)
+        command = self.launcher.enter(*program, *arguments)
         return Cold(*command, variables={"PATH": path, **(variables or {})}, **options)
 
-    def pids(self) -> dict[int, str]:
-        """Return the command lines of what runs on both hosts, but for what boots them and listens."""
-        inside = {self._namespace(daemon.pid) for daemon in self.daemons}
+    def pids(self, *numbers: int) -> dict[int, str]:
+        """Return the command lines of what runs on some or all hosts, but for what boots them and listens."""
+        daemons = [self.daemons[number] for number in numbers] or self.daemons
+        inside = {self._namespace(daemon.pid) for daemon in daemons if daemon.poll() is None}
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -81,6 +86,21 @@ class Cluster:
         """Return the addresses where anybody on the hosts listens."""
         return [f"{host.namespace} {one}" for host in self.hosts for one in host.listening()]
 
+    def boot(self, number: int) -> None:
+        """Boot a host, and wait until its sshd listens."""
+        host, name = self.hosts[number], NAMES[number]
+        shared_memory = self.folder / f"shm_{name}"
+        shared_memory.mkdir(exist_ok=True)
+        daemon = ("/usr/sbin/sshd", "-D", "-e", "-f", self.folder / f"sshd_{name}")
+        with (self.folder / f"{name}.log").open("a") as log:
+            booted = host.boot(name, self.folder / "hosts", shared_memory, *daemon)
+            self.daemons[number:] = [Cold(*booted, stdout=log, stderr=log), *self.daemons[number + 1 :]]
+        wait_for(lambda: any(one.endswith(":0016") for one in host.listening()))
+
+    def crash(self, number: int) -> None:
+        """Kill all that runs on a host at once."""
+        self.daemons[number].__exit__()
+
     @staticmethod
     def _namespace(pid: int) -> Path:
         """Return the process namespace of what a process unshared."""
@@ -88,7 +108,7 @@ class Cluster:
 
 
 @contextmanager
-def running_ssh(folder: Path) -> Iterator[Cluster]:
+def running_ssh(folder: Path, count: int = 2) -> Iterator[Cluster]:
     """Boot the hosts, and shut them down in the end with all that runs there."""
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("key", "host_key"):
@@ -99,21 +119,16 @@ def running_ssh(folder: Path) -> Iterator[Cluster]:
     wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
     wrapper.chmod(0o755)
     with ExitStack() as stack:
-        running = stack.enter_context(running_hosts())
-        names = folder / "hosts"
-        lines = [f"{host.address} {name}\n" for host, name in zip(running, NAMES, strict=True)]
-        names.write_text("127.0.0.1 localhost\n" + "".join(lines))
-        daemons = []
+        running = stack.enter_context(running_hosts(count))
+        places = list(zip(running, NAMES[:count], strict=False))
+        lines = [f"{host.address} {name}\n" for host, name in places]
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
         with (folder / "ssh_config").open("w") as config:
-            for host, name in zip(running, NAMES, strict=True):
+            for host, name in places:
                 config.write(CLIENT.format(name=name, address=host.address, folder=folder))
                 (folder / f"sshd_{name}").write_text(SSHD.format(address=host.address, folder=folder))
-                shared_memory = folder / f"shm_{name}"
-                shared_memory.mkdir()
-                daemon = ("/usr/sbin/sshd", "-D", "-e", "-f", folder / f"sshd_{name}")
-                log = stack.enter_context((folder / f"{name}.log").open("w"))
-                booted = host.boot(name, names, shared_memory, *daemon)
-                daemons.append(stack.enter_context(Cold(*booted, stdout=log, stderr=log)))
-        for host in running:
-            wait_for(lambda host=host: any(one.endswith(":0016") for one in host.listening()))
-        yield Cluster(folder, running, daemons)
+        cluster = Cluster(folder, running[:count], running[0 if count == 2 else -1], [])
+        stack.callback(lambda: [cluster.crash(number) for number in range(len(cluster.daemons))])
+        for number in range(count):
+            cluster.boot(number)
+        yield cluster

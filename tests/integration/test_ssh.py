@@ -206,7 +206,7 @@ def test_other_user_code_is_named(cluster, tmp_path):
     done = run(cluster, "train", config.name, *UNEQUAL, *there_too, cwd=here)
     assert done.code == 2
     what = f"the code in {there} there is not that of this machine: tasks.py differs. Copy it there."
-    assert done.errors == [f"error: host {name}: {what}" for name in NAMES]
+    assert done.errors == [f"error: host {name}: {what}" for name in NAMES[:2]]
 
 
 @pytest.mark.slow

@@ -81,14 +81,16 @@ def _nccl_has_a_gpu_for_each_process(
         )
 
 
-def _reducer_has_its_devices(devices: Devices | None, reducer: ReducerName) -> Iterator[str]:
+def _reducer_has_its_devices(
+    devices: Devices | None, reducer: ReducerName, launcher: LauncherName
+) -> Iterator[str]:
     num_devices = None if devices is None else _count(devices)
     if reducer == "single" and num_devices not in (None, 1):
         yield (
             f"distributed.reducer single needs distributed.devices 1: got {num_devices} devices. "
             f"Use distributed.reducer=ddp, or distributed.devices=1."
         )
-    if reducer == "fsdp" and num_devices == 1:
+    if reducer == "fsdp" and num_devices == 1 and launcher == "local":  # else hosts are counted later
         yield (
             "distributed.reducer fsdp shares the weights among processes: got distributed.devices 1. "
             "Use more devices, or distributed.reducer=single."
@@ -171,6 +173,24 @@ def _launcher_has_its_hosts(
         )
 
 
+def _hosts_may_come_and_go(
+    min_nodes: int | None, launcher: LauncherName, sync_batch_norm: bool
+) -> Iterator[str]:
+    if min_nodes is None:
+        return
+    if launcher != "ssh":
+        yield (
+            f"distributed.min_nodes is for distributed.launcher ssh: got {launcher}. Leave it out: torchrun "
+            "takes hosts in and lets them go by itself (docs/elastic.md), and Slurm starts a job again on "
+            "other nodes with --requeue."
+        )
+    if sync_batch_norm:
+        yield (
+            "distributed.sync_batch_norm depends on the number of processes, which changes with "
+            f"distributed.min_nodes: got {min_nodes}. Leave one of them out."
+        )
+
+
 def _pods_have_an_image(launcher: LauncherName, kubernetes: KubernetesConfig) -> Iterator[str]:
     if launcher == "kubernetes" and not kubernetes.image:
         yield (
@@ -190,6 +210,7 @@ class DistributedConfig(Section):
         _fsdp_can_do_it,
         _ddp_has_options,
         _launcher_has_its_hosts,
+        _hosts_may_come_and_go,
         _pods_have_an_image,
     )
 
@@ -239,6 +260,11 @@ class DistributedConfig(Section):
     """A file that lists them instead, one on each line: gpu1 slots=4, or gpu1:4."""
     nodes: Annotated[int, at_least(1)] | None = None
     """With the launchers slurm, ray and kubernetes: the number of hosts; unset: one."""
+    min_nodes: Annotated[int, at_least(1)] | None = None
+    """With the launcher ssh: the fewest hosts with which a run goes on where others are lost, drained or left
+    out. Unset: it waits for all of them."""
+    host_seconds: Annotated[float, above(0)] = 30.0
+    """With `min_nodes`: after how many seconds without a word a host is lost."""
     ssh: SSHConfig = field(default_factory=SSHConfig)
     """What the launcher ssh uses on each host."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
@@ -248,7 +274,12 @@ class DistributedConfig(Section):
 
     def on_this_machine(self) -> "DistributedConfig":
         """Return the same without other hosts."""
-        return replace(self, launcher="local", hosts=(), hostfile=None, nodes=None)
+        return replace(self, launcher="local", hosts=(), hostfile=None, nodes=None, min_nodes=None)
+
+    @property
+    def lost_seconds(self) -> float | None:
+        """After how long without a word a host is lost; None: never."""
+        return self.stall_seconds if self.min_nodes is None else self.host_seconds
 
     @property
     def collective_seconds(self) -> float | None:

@@ -23,6 +23,8 @@ from lanewise.processes.watch.stall import Silence
 from lanewise.processes.watch.store import StoreLostError, TimedStore
 
 LOCALHOST = "127.0.0.1"
+LAUNCH_VARIABLE = "LANEWISE_LAUNCH"
+"""Environment variable in which a launcher says as JSON which launch this is, and what its hosts are."""
 _SECONDS_TO_FAIL = 0.1
 """How long workers may go on when one has failed. The others fail at their next collective, and log it."""
 _SECONDS_TO_JOIN = 60.0

@@ -3,16 +3,21 @@
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any, NamedTuple, final
 
 from lanewise.errors import ConfigError
 from lanewise.launch.agent import LOCALHOST
 from lanewise.launch.hello import TIMED_OUT, describe_machine, is_loopback
 from lanewise.launch.host import INTERFACE_VARIABLES
+from lanewise.launch.membership import Elastic, Sight
 from lanewise.launch.wire import HostError, RemoteHost
 
 _SHOWN_FILES = 3
+_SECONDS_TO_SEE = 120.0
+_SHARE_OF_LIMIT = 0.6
+"""How much sooner a host that is cut off ends itself than the launcher takes it for lost."""
 _NO_ADDRESS = (
     "it has no IPv4 address besides that of loopback, and hosts reach each other by IPv4 alone. Give it one "
     "in a network with the others; a tunnel (WireGuard, ssh -w) makes one over IPv6."
@@ -45,6 +50,9 @@ class Project:
     """After how long without a word from each other a host and this process give up; None: never."""
     start_seconds: float | None
     """How long hosts may take until they can train together; None: for ever."""
+    elastic: Elastic | None = None
+    """What it needs of its hosts where these may come and go; None: all hosts take part in each start."""
+    launch_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __str__(self) -> str:
         names = f", with {', '.join(self.variables)}" if self.variables else ""  # values may be secret
@@ -74,9 +82,11 @@ class Agreement:
     Args:
         hosts: all of them.
         project: what they shall have.
+        goes_on: whether the `run_dir` must have a start of this launch, so that hosts which share another
+            folder, as after a mount that was lost, do not begin anew in it.
     """
 
-    def __init__(self, hosts: Sequence[RemoteHost], project: Project) -> None:
+    def __init__(self, hosts: Sequence[RemoteHost], project: Project, *, goes_on: bool = False) -> None:
         self.faults: list[Fault] = []
         self._num_busy = 0
         """How many of the faults may mean no more than that a host is busy."""
@@ -86,22 +96,55 @@ class Agreement:
         """Where each host is reached, if all others reach it."""
         self.hosts = hosts
         self.project = project
+        self.sights: dict[RemoteHost, Sight] = {}
+        """What each host sees of the run, where hosts may come and go."""
+        self.left_out: dict[str, str] = {}
+        """The hosts with which it does not go on, and why."""
+        self._goes_on = goes_on
 
-    def look(self, *, at_all: bool = False) -> None:
+    def look(self, *, at_all: bool = False, alone: bool = False) -> None:
         """Look at everything that must hold before the workers start.
 
         Args:
             at_all: whether to go on with the hosts of which the rest can be seen, where something is wrong.
+            alone: whether to leave out what needs other hosts.
         """
+        at_all = at_all or self.project.elastic is not None
         for looks in (
             (self._hear_hellos,),
             (self._enter,),
-            (self._compare_code, self._find_sites, self._share),
+            (self._compare_code, self._see, *(() if alone else (self._find_sites, self._share))),
         ):
             for look in looks:
                 look()
             if self.faults and not at_all:
                 return
+
+    @property
+    def fit(self) -> list[RemoteHost]:
+        """The hosts of which the rest can be seen; where hosts may come and go, those without a fault."""
+        unfit = {fault.host for fault in self.faults} if self.project.elastic else ()
+        return [host for host in self.answering if host.name not in unfit]
+
+    def leave_out(self) -> None:
+        """Go on with the fit hosts alone, as many as have lanes, if they are enough; the others end."""
+        elastic = self.project.elastic
+        if elastic is None:
+            return
+        fit: list[RemoteHost] = []
+        for host in self.fit:
+            host.first_rank = sum(one.num_processes for one in fit)
+            if host.first_rank + host.num_processes > elastic.max_processes:
+                self._find(host, "lanes", f"the run has no more than {elastic.max_processes} lanes.")
+            else:
+                fit.append(host)
+        if len(fit) < elastic.min_hosts:
+            return
+        for host in self.hosts:
+            if host not in fit:
+                Thread(target=host.close, daemon=True).start()
+        self.left_out = {fault.host: fault.text for fault in self.faults}
+        self.faults, self.hosts = [], fit
 
     def require(self) -> None:
         """Raise what was found, if anything was.
@@ -138,8 +181,11 @@ class Agreement:
 
     def _enter(self) -> None:
         """Let every host take the folder and the variables."""
-        given = {"folder": self.project.folder, "variables": {**self.project.variables, **self.project.pins}}
+        given: dict[str, Any] = {"folder": self.project.folder}
+        given["variables"] = {**self.project.variables, **self.project.pins}
         limit = self.project.limit_seconds
+        if limit is not None and self.project.elastic is not None:
+            limit *= _SHARE_OF_LIMIT
         answers = self.ask("folder", lambda host: host.call("enter", **given, limit_seconds=limit))
         for host, interfaces in answers.items():
             host.interfaces = interfaces
@@ -155,21 +201,23 @@ class Agreement:
                 files = f"{', '.join(differing[:_SHOWN_FILES])}{more}"
                 self._find(host, "code", f"{what}: {files}. Copy it there.")
 
-    def _find_sites(self) -> None:
+    def _find_sites(self, *, is_again: bool = False) -> None:
         """Find for every host an address where all others reach it, by trying."""
+        self.sites = {}
         if len(self.hosts) == 1:
             self.sites = {self.hosts[0]: Site(LOCALHOST, "")}
             return
-        hosts = tuple(self.answering)
+        hosts = tuple(self.fit)
         peers = [
             (host.hello.token, [address for address, _ in host.hello.addresses], host.hello.port)
             for host in hosts
         ]
-        answers = self.ask("network", lambda host: _reach(host, peers))
+        answers = self.ask("network", lambda host: _reach(host, peers), hosts)
         lonely = {host for host in hosts if all(map(is_loopback, host.hello.addresses))}
+        unreached: dict[RemoteHost, Mapping[RemoteHost, Mapping[Site, str]]] = {}
         for index, host in enumerate(hosts):
             sites = [Site(*place) for place in host.hello.addresses]
-            whys = {
+            whys: Mapping[RemoteHost, Mapping[Site, str]] = {
                 peer: dict(zip(sites, answer[index], strict=True))
                 for peer, answer in answers.items()
                 if peer is not host and (peer not in lonely or host in lonely)
@@ -179,10 +227,21 @@ class Agreement:
                 continue
             if reached:
                 self.sites[host] = min(reached, key=lambda site: site.interface not in host.interfaces)
-            elif host in lonely:
+            else:
+                unreached[host] = whys
+        looks_again = self.project.elastic is not None and bool(unreached)
+        if looks_again:  # without the one that the most do not reach, unless it may have been busy
+            worst = max(
+                reversed(unreached), key=lambda host: sum(all(w.values()) for w in unreached[host].values())
+            )
+            unreached = {worst: unreached[worst]} if is_again else {}
+        for host, whys in unreached.items():
+            if host in lonely:
                 self._find(host, "network", _NO_ADDRESS)
             else:
                 self._find_unreached(host, whys)
+        if looks_again:
+            self._find_sites(is_again=True)
 
     def _find_unreached(self, host: RemoteHost, whys: Mapping[RemoteHost, Mapping[Site, str]]) -> None:
         """Note that others do not reach a host, and why not each of its addresses."""
@@ -198,13 +257,15 @@ class Agreement:
 
     def _share(self) -> None:
         """Find the hosts that do not share the run directory of the first one."""
-        if self.project.run_dir is None or not self.answering:
+        if self.project.run_dir is None or self._goes_on or not self.fit:
             return
-        first, *others = self.answering
+        first, *others = self.fit
         run_dir = self.project.run_dir
         path = f"{run_dir}/.shared-{secrets.token_hex(4)}"
         made = self.ask("run_dir", lambda host: host.call("leave", path=path), [first])
         if not made:
+            if self.project.elastic is not None:  # it is not fit any more, and the next one may be
+                self._share()
             return
         for host, found in self.ask("run_dir", lambda host: host.call("find", path=path), others).items():
             if not found:
@@ -212,6 +273,28 @@ class Agreement:
                 why = "as every process writes its part of a checkpoint"
                 self._find(host, "run_dir", f"{what}. Put it where all hosts share it, {why}.")
         self.ask("run_dir", lambda host: host.call("remove", path=path, folders=made[first]), [first])
+
+    def _see(self) -> None:
+        """Find the hosts whose folder is not that of the run, or on which `exact` would not go on with it."""
+        if self.project.elastic is None:
+            return
+        program = [*self.project.elastic.see, self.project.launch_id]
+        self.sights = self.ask(
+            "machines", lambda host: host.call("see", within=_SECONDS_TO_SEE, program=program)
+        )
+        pins: Mapping[str, str] = {}
+        for host in (host for host in self.fit if host in self.sights):
+            sight = self.sights[host]
+            if self._goes_on and not sight.holds_launch:
+                what = f"run_dir {self.project.run_dir} there does not have this run"
+                self._find(host, "run_dir", f"{what}. Mount its file system there.")
+                continue
+            pins = pins or sight.pins_of_run or sight.pins
+            if names := [name for name in pins if sight.pins.get(name) != pins[name]]:
+                theirs, ours = (
+                    ", ".join(f"{name}={of.get(name, 'none')}" for name in names) for of in (sight.pins, pins)
+                )
+                self._find(host, "machines", f"it has {theirs}, and `exact` needs {ours}.")
 
     def ask(
         self, kind: str, call: Callable[[RemoteHost], Any], hosts: Sequence[RemoteHost] | None = None

@@ -3,7 +3,7 @@
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -32,17 +32,16 @@ _SRUN = (
 class CommandLauncher(RemoteLauncher):
     """Reaches each host by a command."""
 
-    hosts_named: Sequence[tuple[str, int]]
-    """The name of each host, with its number of workers."""
     command_of: Callable[[str], Sequence[str]]
     """Returns the command for a host, by its name; what is secret goes through the command's input."""
     remedy: str
     """What must be so that it reaches the host NAME."""
 
-    def connect(self) -> list[tuple[str, int, Wire]]:
+    def connect(self, names: Collection[str] | None = None) -> list[tuple[str, int, Wire]]:
         return [
             (name, number, CommandWire(self.remedy.replace("NAME", name), self.command_of(name)))
             for name, number in self.hosts_named
+            if names is None or name in names
         ]
 
     def describe(self) -> str:

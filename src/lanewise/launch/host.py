@@ -12,17 +12,19 @@ line of JSON for each message. No file of the launcher's machine is needed here.
     ["end"]                             ->   ends with all workers
                                         <-   ["out", rank, 1 or 2, a line that a worker wrote there]
                                         <-   ["begun"]  they train
+                                        <-   ["leaves"]  a signal told this host to let them save and stop
                                         <-   ["ended", the first failure or null, the result or null]
     ["beat"] twice a second             <->  ["beat"] twice a second
 
 It also ends with all workers when its standard input ends, or when nothing came for as long as the run may
-make no progress: then the launcher, its machine or the way to it is gone. Only where Slurm ends the job the
-workers save first: its signal for that ends srun, too.
+make no progress: then the launcher, its machine or the way to it is gone. Only where a signal ended it the
+workers save first: that of Slurm ends srun, too, and a shutdown ends sshd first.
 """
 
 import base64
 import hashlib
 import json
+import math
 import os
 import select
 import signal
@@ -38,11 +40,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, final
 
-from lanewise.errors import LanewiseError, text_of
+from lanewise.errors import LanewiseError, LaunchError, text_of
 from lanewise.launch.agent import JobFiles, Place, Streams, Workers, join_store, open_store, run_workers
 from lanewise.launch.fork_client import end_servers, fork_client
 from lanewise.launch.hello import Port, call, resolves, say_hello
 from lanewise.launch.launcher import count_processes
+from lanewise.launch.membership import Sight
 from lanewise.launch.scratch import folder_until_exit, remove_all
 from lanewise.processes.die_with_parent import name_process
 from lanewise.processes.watch.failure import Failure
@@ -83,7 +86,7 @@ class HostProcess:
         self._listener = socket.create_server(("", 0))  # by which the others find out whether they reach it
         self._files: JobFiles | None = None
         self._limit_seconds: float | None = _SECONDS_FOR_THE_FIRST_WORD
-        self._is_told_to_stop = False
+        self._is_told_to_stop = self._is_drained = False
         self._has_workers = False
         self._has_begun = False
         self._store: Any = None
@@ -91,8 +94,7 @@ class HostProcess:
     def serve(self) -> NoReturn:
         """Say who this is, and do what is asked for until the launcher has gone."""
         for sign in _STOP_SIGNALS:
-            # The launcher ends the workers at once. Slurm may send a signal twice.
-            signal.signal(sign, lambda *_: self._stop_workers())
+            signal.signal(sign, lambda *_: self._drain())  # Slurm may send one twice
         for sign in (signal.SIGINT, signal.SIGHUP):
             signal.signal(sign, signal.SIG_IGN)  # it is the launcher that says what they mean
         self._write(MARK.encode() + json.dumps(asdict(say_hello(self._listener))).encode())
@@ -111,7 +113,7 @@ class HostProcess:
                 self._stop_workers()
             elif kind == "end":
                 self._end()
-        if "SLURM_STEP_ID" in os.environ:
+        if self._is_drained or "SLURM_STEP_ID" in os.environ:
             self._let_workers_stop()
         self._end()
 
@@ -179,6 +181,17 @@ class HostProcess:
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             return [name for name, leads in zip(names, pool.map(resolves, names), strict=True) if not leads]
 
+    def see(self, program: Sequence[str]) -> Sight:
+        """Return what a short process says of the run; it imports what this one does not."""
+        module, *arguments = program
+        with tempfile.TemporaryFile() as said, Path(os.devnull).open("rb") as nothing:
+            streams = nothing.fileno(), said.fileno(), 2
+            fork = fork_client({}).run(module, arguments, environment=os.environ, streams=streams)
+            if code := fork.wait(math.inf):
+                raise LaunchError(f"the process that looks at the run there ended with exit code {code}.")
+            said.seek(0)
+            return json.load(said)  # type: ignore[no-any-return]
+
     def open_store(self, address: str) -> Port:
         """Open the store of the world; return its port."""
         self._store, port = open_store(address)
@@ -213,6 +226,12 @@ class HostProcess:
         self._is_told_to_stop = True
         if self._files is not None:
             self._files.stop.touch()
+
+    def _drain(self) -> None:
+        """Let the workers save and stop, and tell the launcher that this host wants it."""
+        self._is_drained = True
+        self._stop_workers()  # and by another thread, as the signal may have come while this one sends:
+        threading.Thread(target=self._send, args=("leaves",), daemon=True).start()
 
     def _let_workers_stop(self) -> None:
         """Wait for the workers, if they were told to stop or are told so within a moment."""
@@ -257,7 +276,8 @@ class HostProcess:
                 self._replies.write(line + b"\n")
                 self._replies.flush()
             except OSError:
-                self._end()
+                if not self._is_drained:  # else sshd ends before the workers have saved
+                    self._end()
 
     def _end(self) -> NoReturn:
         """End this process, with the workers."""
@@ -275,6 +295,7 @@ COMMANDS: Mapping[str, Callable[..., Any]] = {
     "remove": HostProcess.remove,
     "clock": HostProcess.clock,
     "resolve": HostProcess.resolve,
+    "see": HostProcess.see,
     "open_store": HostProcess.open_store,
     "run": HostProcess.run,
 }

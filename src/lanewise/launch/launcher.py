@@ -6,10 +6,11 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import NoReturn
 
-from lanewise.errors import LaunchError
 from lanewise.launch.agent import JobFiles, Workers
+from lanewise.launch.membership import Members
 from lanewise.processes.watch.failure import Failure
 
 
@@ -48,27 +49,28 @@ def count_processes(number: int) -> str:
     return f"{number} process{'es' * (number != 1)}"
 
 
-def run_again(workers: Workers, stderr: int, run_once: Callable[[int], Failure | None]) -> None:
+def run_again(
+    signals: Sequence[signal.Signals],
+    stderr: int,
+    members: Members,
+    run_once: Callable[[int], Failure | None],
+) -> None:
     """Start all workers, and again as often as they may fail.
 
     Args:
-        workers: what they do.
+        signals: those, besides SIGINT, that end the launch.
         stderr: the file descriptor for the line that says why.
+        members: say after which failures they start again.
         run_once: starts them, after so many restarts, and returns the first failure.
     """
-    before: Failure | None = None
-    with ending_on(workers.signals):
-        for num_restarts in range(workers.max_restarts + 1):
+    with ending_on(signals):
+        for num_restarts in count():
             failure = run_once(num_restarts)
             if failure is None:
                 return
-            if num_restarts == workers.max_restarts or failure.is_final(before):
-                kind = failure.kind if failure.is_ours else ""
-                raise LaunchError(str(failure), failure.exit_code, failure.rank, kind)
-            before = failure
-            text = f"starting again, {num_restarts + 1} of {workers.max_restarts} times: {failure.summary}\n"
+            line = f"{members.fail(failure)}\n"
             with suppress(OSError):  # nobody listens
-                os.write(stderr, text.encode(errors="backslashreplace"))
+                os.write(stderr, line.encode(errors="backslashreplace"))
 
 
 @contextmanager

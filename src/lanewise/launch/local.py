@@ -6,6 +6,7 @@ from typing import final
 
 from lanewise.launch.agent import LOCALHOST, JobFiles, Place, Streams, Workers, open_store, run_workers
 from lanewise.launch.launcher import Launcher, count_processes, run_again
+from lanewise.launch.membership import Members
 from lanewise.processes.watch.failure import Failure
 
 
@@ -27,7 +28,7 @@ class LocalLauncher(Launcher):
             )
             return run_workers(workers, place, files, store, port, lambda _: self.streams)
 
-        run_again(workers, self.streams[2], run_once)
+        run_again(workers.signals, self.streams[2], Members(workers.max_restarts), run_once)
 
     def describe(self) -> str:
         processes = count_processes(self.num_processes)

@@ -4,7 +4,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -84,7 +84,9 @@ class RayLauncher(RemoteLauncher):
     _group: Any = field(default=None, init=False)
 
     @contextmanager
-    def hosts(self) -> Iterator[tuple[list[RemoteHost], "SimpleQueue[Event]"]]:
+    def hosts(
+        self, _names: Collection[str] | None = None
+    ) -> Iterator[tuple[list[RemoteHost], "SimpleQueue[Event]"]]:
         with _connected():
             import ray
             from ray.util import placement_group, remove_placement_group
@@ -104,7 +106,7 @@ class RayLauncher(RemoteLauncher):
             finally:
                 remove_placement_group(self._group)
 
-    def connect(self) -> list[tuple[str, int, Wire]]:
+    def connect(self, _names: Collection[str] | None = None) -> list[tuple[str, int, Wire]]:
         import ray
         from ray.util import placement_group_table
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

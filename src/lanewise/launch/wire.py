@@ -123,7 +123,7 @@ class CommandWire(Wire):
         return self._stderr.read1(_CHUNK_BYTES)  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # the reader may close it at the same time
             self._stdin.close()
         try:
             self._process.wait(_SECONDS_TO_END)
@@ -142,7 +142,7 @@ class Event(NamedTuple):
 
     host: "RemoteHost"
     kind: str
-    """`out`, `begun` or `ended`, as in `lanewise.launch.host`; or `lost`, where it says nothing any more."""
+    """`out`, `begun`, `leaves`, `ended`, as in `lanewise.launch.host`; or `lost`, where it is silent."""
     values: Sequence[Any]
 
 
@@ -201,8 +201,8 @@ class RemoteHost:
         """
         self._reply("say who it is", _SECONDS_TO_CONNECT)
 
-    def call(self, name: str, **arguments: Any) -> Any:
-        """Let the host do something, and return what came of it.
+    def call(self, name: str, *, within: float | None = None, **arguments: Any) -> Any:
+        """Let the host do something, for so many seconds at most, and return what came of it.
 
         Raises:
             HostError: it could not do it, or does not answer.
@@ -210,7 +210,7 @@ class RemoteHost:
         assert not self.is_lost
         self._answer = get_type_hints(COMMANDS[name], include_extras=True)["return"]
         self.send("call", name, arguments)
-        return self._reply("answer", _SECONDS_TO_ANSWER)
+        return self._reply("answer", within or _SECONDS_TO_ANSWER)
 
     def send(self, *message: object) -> None:
         """Send a message, without waiting for it to go."""
@@ -278,6 +278,7 @@ class RemoteHost:
             "refused": [Never if self._answer is Never else str],
             "out": [Annotated[int, ranks], Annotated[int, (STDOUT, STDERR)], str],
             "begun": [],
+            "leaves": [],
             "ended": [Failure | None, bytes | None if self.first_rank == 0 else NoneType],
             "beat": [],
         }

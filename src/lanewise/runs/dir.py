@@ -5,9 +5,10 @@ import logging
 import os
 import shutil
 import socket
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from lanewise.errors import RunDirError
 from lanewise.runs.file import (
@@ -21,6 +22,9 @@ from lanewise.runs.file import (
 )
 
 logger = logging.getLogger(__name__)
+_SECONDS_OF_A_LOST_LOCK = 150.0
+"""How long a file server may keep the lock of a host that is lost; NFS does 90 s."""
+_SECONDS_BETWEEN_TRIES = 0.5
 
 
 @final
@@ -72,12 +76,22 @@ class RunDir:
                 "train.run_dir, such as one with {time} or {number} in its name."
             )
 
-    def claim(self, *, may_hold_run: bool = False, overwrites: bool = False) -> ExitStack:
+    def claim(
+        self,
+        *,
+        may_hold_run: bool = False,
+        overwrites: bool = False,
+        launch: str = "",
+        lost_seconds: float = 0.0,
+    ) -> ExitStack:
         """Make the folder and become its only writer, until what is returned is closed or the process ends.
 
         Args:
             may_hold_run: whether it may hold a run already, to go on with.
             overwrites: whether to remove the files of a run that it holds; other files in it stay.
+            launch: the id of the launch that started this process.
+            lost_seconds: how long a process that it started before may write where nobody hears of it; 0: it
+                started none. A file server keeps the lock of a lost host for a while, which is waited for.
 
         Half-written files of a killed run are removed.
 
@@ -88,7 +102,8 @@ class RunDir:
         with ExitStack() as stack:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                lock_folder(self.path, stack, "run_dir", "another train.run_dir")
+                what = "run_dir", "another train.run_dir"
+                lock_folder(self.path, stack, *what, launch=launch, lost_seconds=lost_seconds)
             except OSError as error:
                 if is_full(error):
                     raise storage_error(error, self.path) from error
@@ -139,7 +154,9 @@ class RunDir:
                 shutil.rmtree(folder)
 
 
-def lock_folder(path: Path, stack: ExitStack, what: str, instead: str) -> None:
+def lock_folder(
+    path: Path, stack: ExitStack, what: str, instead: str, launch: str = "", lost_seconds: float = 0.0
+) -> None:
     """Keep other processes out of a folder, on every file system, until the stack is closed.
 
     Args:
@@ -147,14 +164,19 @@ def lock_folder(path: Path, stack: ExitStack, what: str, instead: str) -> None:
         stack: gets what unlocks it.
         what: how an error calls the folder.
         instead: what else the user may choose.
+        launch: see `RunDir.claim`.
+        lost_seconds: likewise.
 
     Raises:
         RunDirError: if it is locked; names the process that has it.
         OSError: if it cannot be written.
     """
     lock = stack.enter_context(open_log(path / ".lock"))
-    own = f"process {os.getpid()} on {socket.gethostname()}\n"
+    own = f"process {os.getpid()} on {socket.gethostname()}{launch and f' of launch {launch}'}\n"
+    deadline = time.monotonic() + (_SECONDS_OF_A_LOST_LOCK if lost_seconds else 0.0)
     try:
+        while not _is_locked(lock) and time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_TRIES)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         with open_regular(path / ".lock") as file:
@@ -164,6 +186,9 @@ def lock_folder(path: Path, stack: ExitStack, what: str, instead: str) -> None:
         ) from None
     except OSError as error:  # some network file systems have no locks
         owner = path / ".owner"
+        if launch and lost_seconds and owner.exists():
+            time.sleep(lost_seconds)  # a lost host may go on for as long
+            _remove(owner, f" of launch {launch}\n")
         try:
             with owner.open("x", encoding="utf-8") as file:
                 file.write(own)
@@ -173,7 +198,7 @@ def lock_folder(path: Path, stack: ExitStack, what: str, instead: str) -> None:
                 f"locked ({error.strerror}). Choose {instead}, or, if the process that {owner} names has "
                 "ended, remove that file."
             ) from None
-        stack.callback(owner.unlink, missing_ok=True)
+        stack.callback(_remove, owner, own)
         logger.warning(
             "%s cannot be locked (%s): %s keeps other runs out, and stays if this process is killed",
             path,
@@ -184,6 +209,21 @@ def lock_folder(path: Path, stack: ExitStack, what: str, instead: str) -> None:
         with suppress(OSError):  # of a full disk, which keeps nobody out
             lock.truncate(0)
             lock.write(own)
+
+
+def _is_locked(lock: Any) -> bool:
+    """Lock a file, unless somebody has locked it."""
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _remove(owner: Path, end: str) -> None:
+    """Remove a file, if it ends like this: a later start may have taken its place."""
+    with suppress(FileNotFoundError):
+        if owner.read_text(encoding="utf-8").endswith(end):
+            owner.unlink()
 
 
 def cannot_be_written(path: Path, error: OSError) -> RunDirError:

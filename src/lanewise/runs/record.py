@@ -95,7 +95,7 @@ class RunRecord:
             start = lines[-1]
             last_step = end.last_step
             if last_step is None:
-                logged = _last_logged_step(self._path.with_name("metrics.jsonl"))
+                logged = last_logged_step(self._path.with_name("metrics.jsonl"))
                 last_step = None if logged is None or logged < start["first_step"] else logged
             columns = {"reason": end.reason, "last_step": last_step, "error": end.error, "text": end.text}
             known = {name: value for name, value in columns.items() if value is not None}
@@ -139,7 +139,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return columns if is_text and is_whole else None
 
 
-def _last_logged_step(metrics: Path) -> int | None:
+def last_logged_step(metrics: Path) -> int | None:
     """Return the step of the last line; None where there is none, or none that can be read."""
     try:
         with open_regular(metrics) as file:

@@ -25,6 +25,22 @@ def test_fsdp_needs_several_processes():
     assert "got distributed.devices 1. Use more devices" in mistake
     DistributedConfig(devices=2, reducer="fsdp")
     DistributedConfig(reducer="fsdp")  # torchrun says how many
+    # It was refused, although the hosts together have several.
+    DistributedConfig(devices=1, reducer="fsdp", launcher="ssh", hosts=("a", "b"))
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm", "ray", "kubernetes"])
+def test_who_lets_hosts_come_and_go_is_named(launcher):
+    mistakes = mistakes_of(lambda: DistributedConfig(min_nodes=2, launcher=launcher))
+    (mistake,) = (mistake for mistake in mistakes if "min_nodes" in mistake)
+    assert f"got {launcher}. Leave it out: torchrun" in mistake
+    assert "--requeue" in mistake
+
+
+def test_sync_batch_norm_depends_on_the_hosts_that_come_and_go():
+    hosts = {"launcher": "ssh", "hosts": ("a", "b")}
+    (mistake,) = mistakes_of(lambda: DistributedConfig(min_nodes=1, sync_batch_norm=True, **hosts))
+    assert mistake.startswith("distributed.sync_batch_norm depends on the number of processes")
 
 
 @pytest.mark.parametrize(("key", "value"), [("param_dtype", "bf16"), ("cpu_offload", True)])

@@ -7,10 +7,11 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from lanewise.errors import ConfigError, LaunchError
+from lanewise.errors import ConfigError, LaunchError, PreemptedError
 from lanewise.launch import JobFiles, Workers
 from lanewise.launch import remote as module
 from lanewise.launch.host import MARK
+from lanewise.launch.membership import Elastic
 from lanewise.launch.remote import RemoteLauncher, _write
 from lanewise.launch.wire import Wire
 from lanewise.processes.watch.failure import Failure
@@ -52,7 +53,7 @@ class Launcher(RemoteLauncher):
         super().__init__(replace(PROJECT, start_seconds=start_seconds, sources=dict(sources)))
         self.wires = list(wires)
 
-    def connect(self):
+    def connect(self, names=None):
         return [("gpu1", 2, self.wires.pop(0))]
 
     def describe(self):
@@ -78,6 +79,124 @@ def run(folder, launcher: RemoteLauncher, max_restarts: int) -> JobFiles:
     given = {"module": "", "variables": {}, "stop_variable": None, "signals": ()}
     launcher.run(Workers(max_restarts=max_restarts, **given), files)
     return files
+
+
+SEEN = {
+    "holds_launch": True,
+    "saved_step": 4,
+    "steps_lost": 2,
+    "idle_seconds": 1.5,
+    "pins": {},
+    "pins_of_run": {},
+}
+STOPPED = b'["ended", null, "c3RvcA=="]'
+"""The run has saved and stopped; only what is on the first host says so."""
+
+
+class Hosts(RemoteLauncher):
+    """Three hosts that may come and go.
+
+    Args:
+        scripts: for each start, and for each look at hosts that may join, what each host does by its name.
+    """
+
+    def __init__(self, *scripts, start_seconds=0.0):
+        elastic = Elastic(
+            min_hosts=2,
+            max_processes=6,
+            see=("see",),
+            was_stopped=lambda written: written == b"stop",
+            hosts=lambda: self.hosts_named,
+        )
+        super().__init__(replace(PROJECT, run_dir="run", start_seconds=start_seconds, elastic=elastic))
+        self.hosts_named = [("a", 2), ("b", 2), ("c", 2)]
+        self.scripts = list(scripts)
+        self.asked = []
+
+    def connect(self, names=None):
+        self.asked.append(list(names))
+        script = self.scripts.pop(0)
+        return [(name, number, script[name]) for name, number in self.hosts_named if name in names]
+
+    def describe(self):
+        return ""
+
+
+def member(*lines: bytes) -> Scripted:
+    """Return one of several hosts, which says some lines after it has started workers; see `works`."""
+    answers = {**ANSWERS, "see": SEEN, "leave": [], "find": True, "remove": None, "reach": [["", ""]] * 3}
+    after_run = [b'["reply", null]', *lines]
+
+    def answer(name: str) -> bytes:
+        if name != "run":
+            return answering(answers)(name)
+        for line in after_run[:-1]:
+            wire.say(line)
+        return after_run[-1]
+
+    wire = Scripted(say_hello(), answer=answer)
+    return wire
+
+
+def pair(first: Scripted, second: Scripted) -> dict[str, Scripted]:
+    """Return two of three hosts."""
+    for wire in (first, second):
+        before = wire.answer
+        wire.answer = lambda name, before=before: (
+            b'["reply", [["", ""], ["", ""]]]' if name == "reach" else before(name)
+        )
+    return {"a": first, "b": second, "c": Gone()}
+
+
+def test_a_host_that_is_lost_is_missing_in_the_next_start(tmp_path, capfd):
+    three = {"a": member(b'["begun"]'), "b": member(), "c": member(b"")}
+    launcher = Hosts(three, pair(member(ENDED), member(ENDED)))
+    run(tmp_path, launcher, max_restarts=0)
+    assert launcher.asked == [["a", "b", "c"], ["a", "b"]]
+    said = capfd.readouterr().err
+    costs = "after step 4 (2 steps lost, the last 1.5 s ago)"
+    assert f"start with a, b {costs}; without c: its process has ended\n" in said
+
+
+def test_a_host_that_is_told_to_stop_is_missing_in_the_next_start(tmp_path):
+    three = {"a": member(STOPPED), "b": member(ENDED), "c": member(b'["leaves"]', b"")}
+    launcher = Hosts(three, pair(member(ENDED), member(ENDED)))
+    run(tmp_path, launcher, max_restarts=0)
+    assert launcher.asked == [["a", "b", "c"], ["a", "b"]]
+
+
+def test_too_few_hosts_that_are_left_end_the_run_in_good_order(tmp_path):
+    leaves = member(b'["leaves"]', b""), member(b'["leaves"]', b"")
+    with pytest.raises(PreemptedError, match="1 of at least 2 are left"):
+        run(tmp_path, Hosts({"a": leaves[0], "b": leaves[1], "c": member(ENDED)}), max_restarts=0)
+
+
+def test_too_few_hosts_that_come_back_end_the_run_in_good_order(tmp_path, capfd):
+    gone = {"a": Gone(), "b": Gone(), "c": member()}
+    launcher = Hosts({"a": member(b""), "b": member(b""), "c": member()}, gone, {**gone, "c": member()})
+    with pytest.raises(PreemptedError, match=r"too few hosts can go on\. Host a: ssh ended"):
+        run(tmp_path, launcher, max_restarts=0)
+
+
+def test_a_host_that_can_join_lets_the_run_save_and_start_again_with_it(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_QUESTIONS", 0.01)
+    first = member(b'["begun"]')
+    two = pair(first, member(ENDED))
+    send = Scripted.send
+
+    def stop(wire: Scripted, line: bytes) -> None:
+        send(wire, line)
+        if wire is first and json.loads(line) == ["stop"]:
+            wire.say(STOPPED)
+
+    monkeypatch.setattr(Scripted, "send", stop)
+    three = {"a": member(ENDED), "b": member(ENDED), "c": member(ENDED)}
+    launcher = Hosts(two, {"c": member()}, three)
+    run(tmp_path, launcher, max_restarts=0)
+    assert launcher.asked == [["a", "b", "c"], ["c"], ["a", "b", "c"]]
+    said = capfd.readouterr().err
+    assert "start with a, b after step 4" in said
+    assert "saving, to start again with c\n" in said
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,36 @@ def test_where_no_lock_can_be_had_a_refused_claim_leaves_nothing(tmp_path, no_lo
     with pytest.raises(RunDirError, match="holds a run already"):
         RunDir(tmp_path).claim()
     RunDir(tmp_path).claim(may_hold_run=True).close()
+
+
+def test_a_later_start_waits_for_the_lock_of_a_lost_host(tmp_path):
+    """A file server keeps it for a while: the start ended with exit code 2, and so the run."""
+    with start_claim(tmp_path) as other:
+        assert other.stdout.readline() == "claimed\n"
+        ending = threading.Timer(0.5, other.kill)
+        ending.start()
+        RunDir(tmp_path).claim(may_hold_run=True, launch="one", lost_seconds=9.0).close()
+        ending.join()
+
+
+@pytest.mark.parametrize(("launch", "lost_seconds"), [("one", 0.1), ("one", 0.0), ("two", 0.1), ("", 0.1)])
+def test_only_a_later_start_of_the_same_launch_takes_over_a_folder_without_locks(
+    tmp_path, monkeypatch, launch, lost_seconds
+):
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    lost = RunDir(tmp_path).claim(launch="one")
+    if (launch, lost_seconds) != ("one", 0.1):
+        with lost, pytest.raises(RunDirError, match="in use by another process"):
+            RunDir(tmp_path).claim(launch=launch, lost_seconds=lost_seconds)
+        return
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    with RunDir(tmp_path).claim(launch=launch, lost_seconds=lost_seconds):
+        lost.close()  # a late end of the lost host
+        assert "on another of launch one" in (tmp_path / ".owner").read_text()
+    assert not (tmp_path / ".owner").exists()
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed"])

@@ -52,6 +52,7 @@ def doctor(
     if config is not None:
         check_for_hosts(job)
     launcher = remote_launcher_of(job)
+    launcher.project = replace(launcher.project, elastic=None)  # all of them are looked at
     if config is None:
         launcher.project = replace(launcher.project, sources={}, run_dir=None)
     with launcher.hosts() as (hosts, _):

@@ -12,14 +12,17 @@ from typing import TypeAlias, TypeVar
 
 from lanewise.commands.jobs.job import Job
 from lanewise.commands.jobs.provenance import INSTALLED, own_modules
+from lanewise.commands.jobs.rank import read_sent_result
+from lanewise.commands.jobs.run_dir_pattern import is_pattern
 from lanewise.config import DistributedConfig
 from lanewise.config.launchers import LauncherName, SSHConfig, read_hosts
 from lanewise.config.load import dump_config
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, PreemptedError
 from lanewise.launch import Launcher, LocalLauncher
 from lanewise.launch.agree import Project
 from lanewise.launch.command import here_launcher, slurm_launcher, ssh_launcher
 from lanewise.launch.kubernetes import CONFIG_FILE, KubernetesLauncher, manifest
+from lanewise.launch.membership import Elastic
 from lanewise.launch.ray import RayLauncher
 from lanewise.launch.remote import RemoteLauncher
 from lanewise.launch.sbatch import ALLOCATION, BatchJob, allocated_nodes
@@ -220,8 +223,41 @@ def _project(job: Job) -> Project:
         search_path=_path_there(search_path, distributed),
         sources=_sources_below(search_path),
         run_dir=None if job.shared_folder is None else str(job.shared_folder),
-        limit_seconds=distributed.stall_seconds,
+        limit_seconds=distributed.lost_seconds,
         start_seconds=distributed.start_seconds,
+        elastic=_elastic(job) if job.can_stop else None,
+    )
+
+
+def _elastic(job: Job) -> Elastic | None:
+    """Describe what a run needs of its hosts, if these may come and go."""
+    distributed = job.config.distributed
+    num_nodes, hosts = distributed.min_nodes, list(_hosts_of(distributed))
+    if num_nodes is None:
+        return None
+    if num_nodes > len(hosts):
+        raise ConfigError(
+            f"distributed.min_nodes is more than there are hosts: got {num_nodes}, and {len(hosts)} hosts. "
+            "Use a smaller min_nodes, or name more hosts."
+        )
+    fewest = sum(sorted(number for _, number in hosts)[:num_nodes])
+    if distributed.reducer == "fsdp" and fewest < 2:
+        raise ConfigError(
+            f"distributed.reducer fsdp needs two processes at least: got distributed.min_nodes={num_nodes}, "
+            "with which one may be left. Use min_nodes=2, or reducer=ddp."
+        )
+    if is_pattern(job.config.train.run_dir):
+        raise ConfigError(
+            "distributed.min_nodes needs a run_dir that all starts have: got the pattern "
+            f"{job.config.train.run_dir}. Name one without {{time}} or {{number}}."
+        )
+    types = {name.partition(":")[0] for name in distributed.device_names} or {distributed.device_type}
+    return Elastic(
+        min_hosts=num_nodes,
+        max_processes=job.config.batch.num_lanes,
+        see=("lanewise.commands.jobs.see", distributed.equality, *types, job.config.train.run_dir),
+        was_stopped=lambda written: isinstance(read_sent_result(written), PreemptedError),
+        hosts=lambda: list(_hosts_of(distributed)),
     )
 
 

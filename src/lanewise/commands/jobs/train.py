@@ -1,6 +1,8 @@
 """Training, from the command line or from Python."""
 
+import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from lanewise.commands.jobs.run_dir_pattern import find_or_make, is_pattern
 from lanewise.commands.jobs.signals import training, wants_stop
 from lanewise.config.load import dump_config
 from lanewise.errors import PreemptedError, StorageError
+from lanewise.launch.agent import LAUNCH_VARIABLE
 from lanewise.runs.dir import RunDir
 from lanewise.runs.file import replace_text
 from lanewise.runs.record import RunEnd, RunRecord
@@ -21,6 +24,12 @@ if TYPE_CHECKING:
     from lanewise.runs.callback import Callback
 
 logger = logging.getLogger(__name__)
+
+
+def _launch() -> dict[str, Any]:
+    """Return what the launcher says of itself and of its hosts, if it does."""
+    launch: dict[str, Any] = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
+    return launch
 
 
 @final
@@ -52,7 +61,12 @@ class TrainJob(Job):
         If the error only follows from another process's, the watch knows which one the end is.
         """
         may_hold_run = self.is_resumed or is_restarted
-        with self.run_dir.claim(may_hold_run=may_hold_run, overwrites=self.overwrites and not may_hold_run):
+        with self.run_dir.claim(
+            may_hold_run=may_hold_run,
+            overwrites=self.overwrites and not may_hold_run,
+            launch=_launch().get("launch", ""),
+            lost_seconds=(self.config.distributed.lost_seconds or 0.0) if is_restarted else 0.0,
+        ):
             record = RunRecord(self.run_dir.record)
             try:
                 yield
@@ -125,7 +139,7 @@ class TrainJob(Job):
             place = self.run_dir.audit, world.rank, world.world_size
             recording["record"] = AuditLog(*place, first_step, plan, tables).record
         callbacks: list[Callback] = []
-        start = {**describe_start(run, first_step), "allow": list(self.allow)}
+        start = {**describe_start(run, first_step), "allow": list(self.allow), **_launch()}
         history, run_id = None, ""
         if world.rank == 0:
             history = RunRecord(self.run_dir.record)

@@ -46,6 +46,31 @@ def test_the_devices_of_a_host_are_said_once(keys, says):
         list(places_of(hosts))
 
 
+@pytest.mark.parametrize(
+    ("keys", "run_dir", "says"),
+    [
+        ({"min_nodes": 3}, "run", "got 3, and 2 hosts. Use a smaller min_nodes, or name more hosts"),
+        ({"min_nodes": 1, "reducer": "fsdp"}, "run", "one may be left. Use min_nodes=2, or reducer=ddp"),
+        ({"min_nodes": 1}, "run-{number}", r"got the pattern run-\{number\}\. Name one without"),
+    ],
+)
+def test_what_hosts_that_come_and_go_cannot_do_is_said_before_anything(tmp_path, keys, run_dir, says):
+    job = over_ssh(tmp_path)
+    distributed = dataclasses.replace(job.config.distributed, **keys)
+    train = dataclasses.replace(job.config.train, run_dir=run_dir)
+    config = dataclasses.replace(job.config, distributed=distributed, train=train)
+    with pytest.raises(ConfigError, match=says):
+        launcher_of(TrainJob(config))
+
+
+def test_two_devices_of_the_fewest_hosts_are_enough_for_fsdp(tmp_path):
+    job = over_ssh(tmp_path)
+    hosts = dataclasses.replace(job.config.distributed, hosts=("a:2", "b:2"), min_nodes=1, reducer="fsdp")
+    launcher = launcher_of(TrainJob(dataclasses.replace(job.config, distributed=hosts)))
+    assert launcher.project.elastic.min_hosts == 1
+    assert launcher.project.limit_seconds == hosts.host_seconds
+
+
 def test_paths_below_the_working_directory_are_below_that_of_the_hosts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code").mkdir()
