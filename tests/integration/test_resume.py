@@ -79,8 +79,14 @@ def test_a_run_dir_that_holds_a_run_needs_resume_or_another_run_dir(stopped):
     assert result(stopped.parent) == before
 
 
-def test_resume_in_an_empty_run_dir_starts(tmp_path, whole):
-    train(write_noisy(tmp_path), "--resume").require_success()
+def test_resume_in_an_empty_run_dir_starts_and_names_the_runs_beside_it(tmp_path, whole):
+    """A mistyped name began anew after one line that nobody reads."""
+    shutil.copytree(whole / "run", tmp_path / "other")
+    shutil.copytree(whole / "run", tmp_path / "rum")
+    done = train(write_noisy(tmp_path), "--resume").require_success()
+    said = done.stderr.replace("\n", " ")
+    assert "starting from the beginning. Beside it there are checkpoints in " in said
+    assert f"{tmp_path / 'rum'}, {tmp_path / 'other'}" in said
     assert result(tmp_path) == result(whole)
 
 

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Collection
+from difflib import get_close_matches
+from pathlib import Path
 
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import retake
@@ -11,6 +13,8 @@ from lanewise.errors import CheckpointError
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 
 logger = logging.getLogger(__name__)
+
+_MOST_SHOWN = 5
 
 
 def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> int:
@@ -33,7 +37,8 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
     found = find_newest(folder, run.world)
     if found is None:
         if rank == 0:
-            logger.info("no checkpoint in %s yet: starting from the beginning", folder.path)
+            told = "" if run.world.is_restarted else _others_beside(folder.path.parent)
+            logger.warning("no checkpoint in %s yet: starting from the beginning%s", folder.path, told)
         return 0
     path, manifest = found
     if manifest.identity.get("num_steps") is not None:
@@ -62,3 +67,10 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
         taken = f"{manifest.step:,}" if run.last_step is None else f"{manifest.step:,} of {run.last_step:,}"
         logger.info("resuming from %s: %s steps were taken", path, taken)
     return manifest.step
+
+
+def _others_beside(run_dir: Path) -> str:
+    """Name the runs beside one that have checkpoints, the nearest names first: it may be misspelt."""
+    saved = {str(found.parents[1]) for found in run_dir.parent.glob("*/checkpoints/step-*")}
+    near = get_close_matches(str(run_dir), sorted(saved), n=_MOST_SHOWN, cutoff=0.0)
+    return f". Beside it there are checkpoints in {', '.join(near)}" if near else ""
