@@ -32,7 +32,7 @@ def test_modules_of_one_name_are_those_of_each_run(tmp_path):
     runs = tmp_path / "first", tmp_path / "second"
     train_with(SOURCE, tmp_path / "a", runs[0])
     train_with(EDITED, tmp_path / "b", runs[1])
-    done = lanewise("diff", *runs, "--json", tmp_path / "found")
+    done = lanewise("diff", *runs, "--trust", "--json", tmp_path / "found")
     assert done.code == 1, done.stderr
     assert "sources.mine" in done.stdout
     cause = cause_in(tmp_path / "found")
@@ -46,7 +46,8 @@ def test_sources_that_were_edited_in_their_place_are_named_as_what_a_record_diff
     runs = tmp_path / "first", tmp_path / "second"
     train_with(SOURCE, tmp_path / "a", runs[0])
     train_with(EDITED, tmp_path / "a", runs[1])
-    assert lanewise("diff", *runs, "--json", tmp_path / "found").code == 1
+    named = "--search_path", tmp_path / "a"
+    assert lanewise("diff", *runs, *named, "--json", tmp_path / "found").code == 1
     cause = cause_in(tmp_path / "found")
     assert cause["kind"] == "record"
     assert cause["text"].endswith("modules are not those of the run: mine (started at step 1)")

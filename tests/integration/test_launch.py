@@ -10,6 +10,7 @@ import termios
 import time
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import pytest
 import yaml
@@ -152,7 +153,7 @@ def test_exact_needs_equal_machines(tmp_path, command, equality):
     operands = [config]
     if command == "evaluate":
         train(config).require_success()
-        operands = [tmp_path / "run"]
+        operands = [tmp_path / "run", "--search_path", Path(__file__).parent]
     port = reserve_port()
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with ExitStack() as stack:

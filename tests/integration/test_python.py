@@ -40,6 +40,12 @@ def finished(tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.fixture(autouse=True)
+def in_project(monkeypatch):
+    """The working directory has the code of the runs, which need no trust then."""
+    monkeypatch.chdir(Path(__file__).parent)
+
+
 def model_of(run_dir: Path) -> bytes:
     return (run_dir / "model.safetensors").read_bytes()
 
@@ -105,7 +111,7 @@ def test_evaluating_a_run_gives_the_values_of_its_last_evaluation(tmp_path, fini
 def test_evaluating_does_not_import_the_compiler_that_only_an_optimizer_needs(finished):
     """It takes 1.3 s, as long as torch itself nearly."""
     program = "import sys; from lanewise.cli.main import main; main(sys.argv[1:]); print(sorted(sys.modules))"
-    modules = python("-c", program, "evaluate", finished, cwd=finished).splitlines()[-1]
+    modules = python("-c", program, "evaluate", finished, cwd=SCRIPT.parent).splitlines()[-1]
     assert "'torch.nn'" in modules
     assert "'torch._dynamo'" not in modules
 
@@ -168,7 +174,8 @@ def test_a_run_runs_no_code_that_lies_in_it(tmp_path, finished, devices):
     for name in ("torch", "curve", "pickle"):
         (folder / f"{name}.py").write_text(f"raise SystemExit('the {name} of the run')")
     chosen = ["--distributed.devices", devices]
-    done = command_line("evaluate", ".", *chosen, cwd=folder).require_success()
+    named = "--search_path", SCRIPT.parent
+    done = command_line("evaluate", ".", *chosen, *named, cwd=folder).require_success()
     assert len(done.stdout.splitlines()) == 1 + len(last_evaluation(finished))
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub(r"(?m)^search_path: .*$", "search_path: null", config))
@@ -181,6 +188,7 @@ def test_a_run_runs_no_code_that_lies_in_it(tmp_path, finished, devices):
 
 def test_predictions_are_in_dataset_order_on_any_number_of_processes(finished, monkeypatch):
     monkeypatch.chdir("/")
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     task = curve.Curve(width=6)
     model = task.build_model().eval()
     lanewise_model = lanewise.predict(finished, "held_out", devices=1)
@@ -295,7 +303,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path):
     script.write_text(UNGUARDED)
     done = run(sys.executable, script, cwd=tmp_path, variables={"PYTHONPATH": str(ROOT)})
     assert (done.code, done.stdout) == (0, "the script runs\n"), done.stderr
-    again = run(*LANEWISE, "evaluate", tmp_path / "run", variables={"PYTHONPATH": str(ROOT)})
+    again = run(*LANEWISE, "evaluate", tmp_path / "run", cwd=tmp_path, variables={"PYTHONPATH": str(ROOT)})
     assert again.code == 2
     (error,) = again.errors
     assert "unguarded calls lanewise.train when it is imported. Put that call below if __name__ ==" in error

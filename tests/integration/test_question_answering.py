@@ -359,7 +359,8 @@ def test_two_processes_leave_the_same_bytes_and_scores(tmp_path, trained, cut):
 def test_an_evaluation_on_any_number_of_processes_gives_the_same_scores(tmp_path, trained, devices):
     layout = f"--distributed.devices={devices}"
     file = tmp_path / "values.json"
-    lanewise("evaluate", trained / "averaged.safetensors", layout, f"--json={file}").require_success()
+    named = (trained / "averaged.safetensors", "--search_path", CONFIG.parent)
+    lanewise("evaluate", *named, layout, f"--json={file}").require_success()
     assert json.loads(file.read_text())["values"] == last_values(trained)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,12 @@ from tests.generators import unmoved_generators
 from tests.integration.command import lanewise, train, write_config
 from tests.integration.tasks import Line
 from tests.slow import slow
+
+
+@pytest.fixture(autouse=True)
+def in_project(monkeypatch):
+    """The working directory has the code of the runs, which need no trust then."""
+    monkeypatch.chdir(Path(__file__).parent)
 
 
 @pytest.fixture(scope="module")

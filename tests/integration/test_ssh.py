@@ -83,8 +83,9 @@ def test_it_goes_on_and_evaluates_with_a_hostfile_on_other_hosts(cluster, tmp_pa
 def test_an_evaluation_runs_on_the_hosts_and_shows_its_values_here(cluster, tmp_path):
     config = write_faulty(tmp_path, what="none", rank=None)
     trained = run(cluster, "train", config, *OVER_SSH).require_success()
-    over_two = run(cluster, "evaluate", tmp_path / "run", *OVER_SSH).require_success()
-    alone = run(cluster, "evaluate", tmp_path / "run").require_success()
+    evaluate = ("evaluate", tmp_path / "run", "--search_path", Path(__file__).parent)
+    over_two = run(cluster, *evaluate, *OVER_SSH).require_success()
+    alone = run(cluster, *evaluate).require_success()
     assert over_two.stdout == alone.stdout
     assert re.fullmatch(
         r"\S+/model.safetensors on samples: [\d,]+ of all\nall/loss  \d\.\d+\n", alone.stdout

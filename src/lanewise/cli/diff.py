@@ -15,7 +15,7 @@ def diff(arguments: Arguments) -> int:
         from lanewise.commands.diff.diff import diff as compare
 
         runs = [arguments[run] for run in _RUNS]
-        report = compare(runs, trust=arguments[TRUST], show=show)
+        report = compare(runs, arguments.overrides, trust=arguments[TRUST], show=show)
         show_result(report, f"{runs[0]} and {runs[1]}, {report.last_step:,} steps", arguments[JSON])
     return 0 if report.is_same else 1
 
@@ -32,4 +32,5 @@ Exit codes are those of diff: 0 the same, 1 different, 2 trouble.""",
     run=diff,
     operands=_RUNS,
     options=(TRUST, JSON),
+    has_overrides=True,
 )

@@ -21,8 +21,8 @@ WEIGHTS = Argument[Path | None](
 )
 TRUST = flag(
     "--trust",
-    "runs code that lies in the run directory, too, and builds any class that the run names; without it only "
-    "code of this environment and of the project that the run was trained from",
+    "runs code of the run, and of any folder that it names, and builds any class; without it only code of "
+    "this environment, of the working directory and of --search_path",
 )
 
 DRY_RUN = flag("--dry-run", "prints what would be started or submitted, and does nothing")

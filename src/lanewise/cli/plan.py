@@ -10,10 +10,9 @@ from lanewise.cli.evaluate import TRUST
 from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config.check import expand_user
 from lanewise.config.load import Override, load_config
-from lanewise.config.trust import distrust
+from lanewise.config.trust import distrust, run_around
 from lanewise.errors import ConfigError
 from lanewise.processes.world.environment import require_no_world
-from lanewise.runs.dir import RunDir
 
 
 def amount(name: str, meaning: str, value_name: str, unit: float = 1.0) -> Argument[float | None]:
@@ -55,8 +54,8 @@ def plan(arguments: Arguments) -> int:
     config = load_config(arguments[CONFIG], [*arguments.overrides, *replaced])
     file = Path(expand_user(arguments[CONFIG]))
     untrusted: tuple[str, ...] = ()
-    if not arguments[TRUST] and file == RunDir(file.parent).config and RunDir(file.parent).held():
-        config, untrusted = distrust(file, config, arguments.overrides)
+    if not arguments[TRUST] and (run_dir := run_around(file)) is not None:
+        config, untrusted = distrust(run_dir, config, arguments.overrides)
 
     with showing_progress() as show:
         show(f"importing {config.task.class_path}")

@@ -1,11 +1,12 @@
 """Limits what a configuration that may be somebody else's can make this process import and build.
 
-Code that came with the run is not imported, nor what others can write. An object is built where the signature
-that it goes into says what it is; elsewhere only if its class is of the project, or of a few packages whose
-classes start no program and write no file of somebody's choice.
+Code that came with the run is not imported, nor what only the run names. An object is built where the
+signature that it goes into says what it is; elsewhere only if its class is of the project, or of a few
+packages whose classes start no program and write no file of somebody's choice.
 """
 
 import os
+import shlex
 import stat
 import sys
 import sysconfig
@@ -21,11 +22,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, final
 
-from lanewise.config.file import read_file
 from lanewise.config.load import Override
 from lanewise.config.run import RunConfig
 from lanewise.errors import ConfigError
 
+_OF_RUN = ("run.jsonl", "metrics.jsonl")  # which each run has
 _REMEDY = "If you trust it, add --trust (from Python: trust=True)."
 
 # Others in torch start programs or write files.
@@ -39,27 +40,37 @@ _ENVIRONMENT = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def distrust(
-    file: Path, config: RunConfig, overrides: Sequence[Override]
+    run_dir: Path, config: RunConfig, overrides: Sequence[Override]
 ) -> tuple[RunConfig, tuple[str, ...]]:
-    """Take the search_path away from the configuration of a run, unless only the user can have written there.
+    """Take the search_path away from the configuration of a run, unless the user has chosen what is there.
+
+    It is chosen if the user names it, or if it is the working directory or on Python's path, only the user
+    can write there, and it lies in no run.
 
     Args:
-        file: the configuration, in the folder of the run.
+        run_dir: of the run.
         config: what was read from it.
         overrides: with which it was read.
 
     Returns:
-        The configuration, and the folders that no code may come from, of which one is the run's.
+        The configuration, and the folders that no code may come from: the last is that of the search_path.
     """
     assert config.search_path is not None  # load_config makes it absolute
-    folder, search_path = str(file.parent), config.search_path
-    # A run that was trained here notes the folder as it is, without a link or anything that depends on where
-    # and by whom the run is evaluated.
+    search_path, here = config.search_path, run_around(Path.cwd())
     is_named = any(override.key == "search_path" for override in overrides)
-    is_own = read_file(file).get("search_path") == search_path and _is_own(Path(search_path))
-    if lies_in(search_path, folder) or not (is_named or is_own):
-        return replace(config, search_path=None), (folder, search_path)
-    return config, (folder,)
+    refuses_here = here is not None and not (is_named and lies_in(search_path, str(here)))
+    runs = (str(run_dir), *[str(here)] * refuses_here)
+    is_here = search_path in map(os.path.realpath, (os.curdir, *sys.path))
+    is_chosen = is_named or (is_here and run_around(Path(search_path)) is None and _is_own(Path(search_path)))
+    if not is_chosen or lies_in(search_path, str(run_dir)):
+        return replace(config, search_path=None), (*runs, search_path)
+    return config, runs
+
+
+def run_around(path: Path) -> Path | None:
+    """Return the folder of the run that a path lies in, by its name or where links lead; None if in none."""
+    folders = (folder for place in _places(str(path)) for folder in (place, *place.parents))
+    return next((one for one in folders if any(map(os.path.lexists, map(one.joinpath, _OF_RUN)))), None)
 
 
 def refuse_unknown(search_path: str | None, cls: type) -> str:
@@ -179,8 +190,17 @@ class _Guard(MetaPathFinder):
         origin = None if spec is None else spec.origin  # a folder without an __init__.py has none, nor code
         if origin is None or _is_installed(origin):
             return
-        if any(lies_in(origin, folder) for folder in self._folders):
+        if found := [folder for folder in self._folders if lies_in(origin, folder)]:
+            yours = "" if found[0] == self._folders[0] else _own(found[0])
             raise ConfigError(
-                f"{fullname} would be imported from {origin}, which came with the run, or which others can "
-                f"write, and may be somebody else's. {_REMEDY}"
+                f"{fullname} would be imported from {origin}, which came with the run, or which only the run "
+                f"names, and may be somebody else's. {yours}{_REMEDY}"
             )
+
+
+def _own(search_path: str) -> str:
+    """Write the command that this process runs, with a search_path that the user names."""
+    program, *given = sys.argv
+    is_ours = program.endswith((f"{os.sep}lanewise", "lanewise/__main__.py"))
+    command = shlex.join(["lanewise", *(given if is_ours else ["..."]), "--search_path", search_path])
+    return f"If it is yours: {command}. "

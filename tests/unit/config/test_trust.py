@@ -158,32 +158,58 @@ def is_kept(folder: Path, *overrides: Override) -> bool:
             dataclasses.replace(run_config(task=ClassConfig(class_path="a.B")), search_path=str(project))
         )
     )
-    config, untrusted = distrust(file, load_config(str(file), overrides), overrides)
+    config, untrusted = distrust(file.parent, load_config(str(file), overrides), overrides)
     assert untrusted[0] == str(file.parent)
     assert (config.search_path is None) == (str(project) in untrusted)
     return config.search_path is not None
+
+
+@pytest.fixture
+def in_project(tmp_path, monkeypatch):
+    """A folder of which the project is the working directory."""
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path
 
 
 @pytest.mark.parametrize(
     ("mode", "group", "kept"),
     [(0o755, "own", True), (0o775, "own", True), (0o775, "staff", False), (0o777, "own", False)],
 )
-def test_a_folder_that_others_can_write_is_not_searched(tmp_path, monkeypatch, mode, group, kept):
+def test_a_folder_that_others_can_write_is_not_searched(in_project, monkeypatch, mode, group, kept):
     monkeypatch.setattr(Path, "owner", lambda _: "own")
     monkeypatch.setattr(Path, "group", lambda _: group)
-    assert is_kept(tmp_path)
-    (tmp_path / "project").chmod(mode)
-    assert is_kept(tmp_path) == kept
-    assert is_kept(tmp_path, Override("search_path", str(tmp_path / "project")))
+    assert is_kept(in_project)
+    (in_project / "project").chmod(mode)
+    assert is_kept(in_project) == kept
+    assert is_kept(in_project, Override("search_path", str(in_project / "project")))
 
 
-def test_a_folder_of_another_user_is_not_searched(tmp_path, monkeypatch):
-    assert is_kept(tmp_path)
+def test_a_folder_of_another_user_is_not_searched(in_project, monkeypatch):
+    assert is_kept(in_project)
     uid = os.getuid()
     monkeypatch.setattr(
         "lanewise.config.trust.os", SimpleNamespace(**{**vars(os), "getuid": lambda: uid + 1})
     )
+    assert not is_kept(in_project)
+
+
+def test_a_folder_beside_a_run_that_only_the_run_names_is_not_searched(tmp_path, monkeypatch):
+    """It is the user's, as all that was unpacked here, and ran code of whoever packed it."""
     assert not is_kept(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "project"), *sys.path])
+    assert is_kept(tmp_path)
+
+
+def test_a_working_directory_that_lies_in_a_run_is_not_searched_nor_what_python_finds_there(in_project):
+    (in_project / "run.jsonl").touch()
+    assert not is_kept(in_project)
+    config = dataclasses.replace(run_config(task=ClassConfig(class_path="a.B")), search_path="/nowhere")
+    assert str(in_project) in distrust(in_project / "run", config, ())[1]
+    named = dataclasses.replace(config, search_path=str(in_project / "project"))
+    assert distrust(in_project / "run", named, [Override("search_path", "project")])[1] == (
+        str(in_project / "run"),
+    )
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from lanewise.commands.replay.comparison import differing
 from lanewise.commands.replay.plan import plan_replay
 from lanewise.commands.replay.replay import ReplayJob
 from lanewise.commands.replay.report import compare_step
+from lanewise.config.load import Override
 from lanewise.errors import LanewiseError, RunDirError, printable, text_of
 
 _MOST_CHARACTERS = 40
@@ -69,12 +70,17 @@ class DiffReport:
 
 
 def diff(
-    runs: Sequence[Path], *, trust: bool = False, show: Callable[[str], None] = lambda _: None
+    runs: Sequence[Path],
+    overrides: Sequence[Override] = (),
+    *,
+    trust: bool = False,
+    show: Callable[[str], None] = lambda _: None,
 ) -> DiffReport:
     """Compare two runs, which may continue meanwhile; nothing is written into either.
 
     Args:
         runs: their run_dirs.
+        overrides: of the configurations of both, when they are replayed.
         trust: whether code that came with the runs may run.
         show: told what is being run.
 
@@ -96,7 +102,7 @@ def diff(
     after = min(digests.last_equal, min(unequal) - 1)
 
     def take(record: Record, step: int, observed: Collection[int] = (), lane: int | None = None) -> Any:
-        plan = plan_replay(record.run_dir.path, step, before=after + 1, trust=trust)
+        plan = plan_replay(record.run_dir.path, step, overrides, before=after + 1, trust=trust)
         show(f"replaying {plan.describe()}")
         path = [*sys.path]
         try:

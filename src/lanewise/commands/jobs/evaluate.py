@@ -13,7 +13,7 @@ from lanewise.config import RunConfig
 from lanewise.config.check import expand_user
 from lanewise.config.file import READERS
 from lanewise.config.load import Override, load_config
-from lanewise.config.trust import distrust
+from lanewise.config.trust import distrust, run_around
 from lanewise.errors import CheckpointError, ConfigError
 from lanewise.runs.dir import RunDir
 from lanewise.runs.report.lines import JsonLinesReader, count_of
@@ -96,9 +96,8 @@ def evaluate_job(
 ) -> EvaluateJob:
     """Find a model, and evaluate it with the configuration that it was trained with.
 
-    A run may be somebody else's, so that code which came with it runs only if the user trusts it: what lies
-    in the run directory, and what a search_path leads to that is relative or has links in it, or is a folder
-    that others can write. The search_path of a run that was trained here is none of that.
+    A run may be somebody else's, so that code which came with it, or which it names, runs only if the user
+    trusts it or names its folder; see `distrust`.
 
     Args:
         run_or_model: a run directory; a file of weights in one, such as its `best.safetensors`; or, with a
@@ -141,8 +140,9 @@ def evaluate_job(
     if task is None:
         require_buildable(config, run_dir)
     untrusted: tuple[str, ...] = ()
-    if not trust and not is_config:
-        config, untrusted = distrust(config_file, config, overrides)
+    of_run = run_around(config_file) if is_config else run_dir.path
+    if not trust and of_run is not None:
+        config, untrusted = distrust(of_run, config, overrides)
     return EvaluateJob(
         config,
         task,

@@ -156,7 +156,7 @@ def plan_replay(
         if task is None:
             require_buildable(config, folder)
         if not trust:
-            config, untrusted = distrust(folder.config, config, overrides)
+            config, untrusted = distrust(folder.path, config, overrides)
         last = step if start is chain[-1] else chain[number + 1]["first_step"] - 1
         resumes = number > 0 or start["first_step"] - 1 == num_taken > 0
         may_differ = tuple(start.get("allow", ())) if resumes else ()
