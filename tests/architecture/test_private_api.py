@@ -174,6 +174,12 @@ class Private(NamedTuple):
     """Makes an object, or returns a class, that has it; None: the name says where it is."""
 
 
+OF_TARGETS = (
+    "tells over which targets a loss is a mean, and whether there are none",
+    "nothing else; such a mean that is returned bare is not warned of, nor one over nothing explained",
+    lambda: type(nn.functional.nll_loss(torch.ones(1, 1, requires_grad=True), torch.zeros(1).long()).grad_fn),
+)
+
 PYTREE = (
     "takes containers apart and puts them together again; torch has no public name for it",
     "ImportError in every run; the package optree has the same functions",
@@ -456,12 +462,16 @@ PRIVATE = {
         "nothing else; a sum over several means is warned of",
         lambda: type(torch.ones(1, 1, requires_grad=True).mean(0).grad_fn),
     ),
+    "._saved_ignore_index": Private("engine/step/target_mean.py", *OF_TARGETS),
     "._saved_reduction": Private(
-        "engine/step/guard/first_step.py",
-        'tells the reduction "sum" of losses of torch',
-        "nothing else; a bare loss by it is taken as a mean without a warning",
+        "engine/step/guard/first_step.py engine/step/target_mean.py",
+        'tells the reductions "sum" and "mean" of losses of torch',
+        "nothing else; a bare loss by it is taken as a mean over samples without a warning",
         lambda: type(nn.MSELoss()(torch.ones(1, requires_grad=True), torch.ones(1)).grad_fn),
     ),
+    "._saved_target": Private("engine/step/target_mean.py", *OF_TARGETS),
+    "._saved_total_weight": Private("engine/step/target_mean.py", *OF_TARGETS),
+    "._saved_weight": Private("engine/step/target_mean.py", *OF_TARGETS),
     "._schema": Private(
         "commands/verify/operators.py",
         "tells whether an operator changes its arguments",

@@ -15,6 +15,7 @@ from lanewise.data import LaneBatch
 from lanewise.engine.precision import LossScale
 from lanewise.engine.step.joining import Joined, Joining
 from lanewise.engine.step.parts import NO_PARTS
+from lanewise.engine.step.target_mean import RETURN_SUM, target_means
 from lanewise.engine.step.terms import LaneLoss, require_weight
 from lanewise.engine.step.wire import LaneRow, Spread, Term, Votes, start_exchange
 from lanewise.errors import MOST_SHOWN, DataError, NonFiniteLossError, TaskError, WorldError, shorten
@@ -144,6 +145,7 @@ class StepMessage:
         self.fields: dict[str, Any] = {}
         """What this process sends in the step besides its lanes, by the names of `StepTotals`."""
         self._are_all_missing = True
+        self._empty: list[int] = []  # lanes whose loss is a mean over no target, as far as is known
         self.scale = 1.0 if self.loss_scale is None else self.loss_scale.factor
 
     def describe_common(self, name: str, find_not_finite: Callable[[], list[int]]) -> None:
@@ -183,6 +185,8 @@ class StepMessage:
         value: torch.Tensor | float = 0.0
         if loss.value is not None:
             value = loss.value.item() if loss.value.is_cpu else loss.value.detach()
+            if isinstance(value, float) and math.isnan(value):  # an accelerator would be waited for
+                self._empty += [lane for _, is_empty in target_means(loss.value) if is_empty][:1]
         if self._joining.mismatches:  # so that no rank updates, and all ask why
             value = math.nan
         self._rows.append(LaneRow(lane, (Term(value, loss.weight, loss.factor),)))
@@ -293,8 +297,8 @@ class StepMessage:
             logger.warning("step %d: the global batch has weight 0, so nothing was updated", turn.step + 1)
         if math.isfinite(totals.loss_sum):
             return
-        own = self._samples, self._find_not_finite(), self._joining.mismatches
-        samples_of, not_finite, mismatches = zip(*self._world.all_gather_tree(own), strict=True)
+        own = self._samples, self._find_not_finite(), self._joining.mismatches, self._empty
+        samples_of, not_finite, mismatches, empty = zip(*self._world.all_gather_tree(own), strict=True)
         self._joining.refuse_mismatches(mismatches, turn.step)
         samples: Mapping[int, Sequence[int]] = ChainMap(*samples_of)
         bad = [(lane, "outputs that are not finite") for lanes in not_finite for lane in lanes]
@@ -306,10 +310,12 @@ class StepMessage:
         ]
         if len(bad) > MOST_SHOWN:
             described.append(f"  and {len(bad) - MOST_SHOWN} more of {len(totals.lanes)} lanes")
-        listed = "\n".join(described)
+        listed, remedy = "\n".join(described), "Look at these samples, or lower the learning rate."
+        if lanes := list(chain.from_iterable(empty)):
+            remedy = f"In the lanes {shorten(lanes)} it is a mean over no targets. {RETURN_SUM}"
         raise NonFiniteLossError(
             f"the loss is not finite in step {turn.step + 1} (epoch {turn.epoch + 1}), so the weights were "
-            f"not updated.\n{listed}\nLook at these samples, or lower the learning rate."
+            f"not updated.\n{listed}\n{remedy}"
         )
 
 

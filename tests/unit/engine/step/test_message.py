@@ -123,6 +123,25 @@ def test_a_weight_that_an_accelerator_told_names_the_lane(monkeypatch):
         told.receive()
 
 
+def test_a_mean_over_no_targets_is_told_so():
+    """The error said to look at the samples, or to lower the learning rate, where both were right."""
+    told = message(2)
+    told.begin()
+    for lane, targets in enumerate((torch.tensor([0, -100]), torch.tensor([-100, -100]))):
+        turn = LaneTurn(9, 0, lane, range(2), present=range(2), is_last=lane == 1)
+        batch = LaneBatch(turn, (2 * lane, 2 * lane + 1), None, 2)
+        logits = torch.zeros(2, 3, requires_grad=True)
+        told.add(batch, LaneLoss(torch.nn.functional.cross_entropy(logits, targets), 2.0, 2.0))
+    told.send(batch)
+    with pytest.raises(NonFiniteLossError) as caught:
+        told.explain_no_update(told.receive(), turn)
+    _, lane, remedy = str(caught.value).splitlines()
+    assert lane == "  lane 1: loss nan, samples [2, 3]"
+    assert remedy.startswith(
+        "In the lanes [1] it is a mean over no targets. Return lanewise.Loss(sum, weight), "
+    )
+
+
 def test_of_many_samples_and_lanes_the_first_are_named():
     """A model that returned NaN for all of 16 lanes of 256 samples filled the terminal with 4,096 numbers."""
     told = message(NUM_LANES)

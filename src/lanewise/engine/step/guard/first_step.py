@@ -7,6 +7,7 @@ import torch
 
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.message import StepTotals
+from lanewise.engine.step.target_mean import RETURN_SUM, target_means
 from lanewise.engine.step.terms import SAMPLES, LaneLoss
 from lanewise.engine.transforms import compare_runs
 from lanewise.errors import TaskError
@@ -32,25 +33,32 @@ class FirstStep(Look):
         self._reducer = reducer
         self._world = world
         self._unit: str | None = None
+        self._over = ""
+        """What a bare loss is divided by, where that is not the number of its targets."""
         self._used: set[str] = set()
         self._hooks = reducer.register_hooks(self._note_use)
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
-        if loss is not None and loss.weight and self._unit is None:
-            self._unit = loss.unit
-            is_bare = loss.unit is SAMPLES and not self._world.rank
-            if is_bare and loss.value is not None and _is_sum(loss.value):
-                logger.warning(
-                    "the loss is computed as a sum, and taken as the mean over a micro-batch's samples. If "
-                    "it adds them up, return lanewise.Loss(sum, weight)"
-                )
+        if loss is None or loss.value is None or not loss.weight:
+            return
+        is_bare, is_first, self._unit = loss.unit is SAMPLES, self._unit is None, self._unit or loss.unit
+        if is_bare and loss.share is None and not self._over:
+            means = [over for over, _ in target_means(loss.value)]
+            if len(means) == 1 or len(means) != loss.weight:  # else each is of a sample
+                self._over = next(filter(None, means), "")
+        if is_bare and is_first and not self._world.rank and _is_sum(loss.value):
+            logger.warning(
+                "the loss is computed as a sum, and taken as the mean over a micro-batch's samples. If "
+                "it adds them up, return lanewise.Loss(sum, weight)"
+            )
 
     def finish(self, totals: StepTotals) -> bool:
         """Collective."""
         for hook in self._hooks:
             hook.remove()
         compare_runs(self._reducer.replicas, is_on=False)
-        used = set().union(*self._world.all_gather_tree(sorted(self._used)))
+        of_ranks = self._world.all_gather_tree((sorted(self._used), self._over))
+        used = set().union(*(names for names, _ in of_ranks))
         if self._world.rank:
             return True
         logger.info(
@@ -58,6 +66,13 @@ class FirstStep(Look):
             self._unit or "its units",
             f"{totals.weight:,g}",
         )
+        if over := next(filter(None, (over for _, over in of_ranks)), ""):
+            logger.warning(
+                "the loss is a mean over %s, and taken as one over samples, as if each micro-batch had as "
+                "much of them. %s",
+                over,
+                RETURN_SUM,
+            )
         named = self._reducer.model.named_parameters()
         if unused := [name for name, parameter in named if parameter.requires_grad and name not in used]:
             logger.warning(

@@ -1,5 +1,6 @@
-"""A bare loss that is a sum is warned of, and one that may be a mean is not."""
+"""A bare loss that is a sum, or a mean over some targets, is warned of; one that may be a mean is not."""
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -8,8 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from lanewise.engine.step.guard.first_step import FirstStep
+from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import check_whole
 from lanewise.lanes import LaneTurn
+from lanewise.processes.world.world import LocalWorld
 from lanewise.task import Loss
 
 OUTPUTS = torch.arange(12.0).view(4, 3).requires_grad_()
@@ -25,6 +28,20 @@ def warnings_of(caplog, loss: object) -> list[str]:
         checked = check_whole(loss, 4, "the loss")
         look.after_forward(LaneTurn(0, 0, lane, range(4), range(2), is_last=False), checked)
     return caplog.messages
+
+
+def mean_of(caplog, loss: object) -> str:
+    """Return over what the first step says that a loss of four samples is a mean."""
+    model = SimpleNamespace(named_parameters=dict)
+    reducer = SimpleNamespace(register_hooks=lambda _: [], replicas=[], model=model)
+    look = FirstStep(reducer, LocalWorld(torch.device("cpu")))
+    turn = LaneTurn(0, 0, 0, range(4), range(1), is_last=True)
+    look.after_forward(turn, check_whole(loss, 4, "the loss"))
+    look.finish(StepTotals([]))
+    found = (
+        re.search("is a mean over (.*), and taken as one over samples", said) for said in caplog.messages
+    )
+    return "".join(match[1] for match in found if match)
 
 
 SUMS = {
@@ -68,3 +85,21 @@ OTHERS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("kind", OTHERS)
 def test_what_may_be_a_mean_is_not(caplog, kind: str):
     assert warnings_of(caplog, OTHERS[kind]()) == []
+
+
+SOME = torch.tensor([0, 1, -100, 0])
+IGNORED = "the targets that are not ignored"
+MEANS: dict[str, tuple[str, Callable[[], object]]] = {
+    "bare": (IGNORED, lambda: F.cross_entropy(OUTPUTS, SOME)),
+    "all count": ("", lambda: F.cross_entropy(OUTPUTS, CLASSES)),
+    "of each sample": ("", lambda: sum(F.cross_entropy(OUTPUTS + row, SOME) for row in range(4)) / 4),
+    "a Loss": ("", lambda: Loss.mean(F.cross_entropy(OUTPUTS, SOME), 3)),
+    "several": ("", lambda: [Loss.mean(F.cross_entropy(OUTPUTS, SOME), 3), Loss(OUTPUTS.sum(), 4)]),
+}
+
+
+@pytest.mark.parametrize("kind", MEANS)
+def test_a_bare_mean_over_some_targets_is_named(caplog, kind: str):
+    """A public job's model was off by 0.25 with another micro_batch_size, and nothing was said."""
+    over, make = MEANS[kind]
+    assert mean_of(caplog, make()) == over
