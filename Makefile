@@ -29,7 +29,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all test-device test-oldest soak failures check fmt gpu benchmarks docs clean
+.PHONY: help venv demo test test-all test-part test-device test-oldest soak failures check fmt gpu benchmarks docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -73,13 +73,16 @@ demo: $(STAMP) ## train the MNIST example on two processes, printing its accurac
 WORKERS := $(shell nproc 2>/dev/null | awk '{print ($$1 > 2 ? $$1 : 2)}')
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Empty, whatever the environment says: else each process that a test starts would compile every module again.
-test test-all test-oldest: export PYTHONDONTWRITEBYTECODE :=
+test test-all test-part test-oldest: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP) ## run the tests that need no GPU, but for the slow ones
 	$(PYTEST) -m "not gpu and not slow" $(PYTEST_ARGS)
 
 test-all: $(STAMP) ## run every test that needs no GPU
 	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
+
+test-part: $(STAMP) ## run a part of what is slow, with test-device, soak, failures and test-oldest: PART=2/5, or as HEAD chooses
+	$(BIN)/python -m tests.part $(PART)
 
 test-device: $(STAMP) ## run all tests on the emulated accelerator, in every order in which a device may work
 	$(PYTEST) -m "not gpu" tests/gpu $(wildcard tests/distributed/fake_device/test_*.py) $(PYTEST_ARGS)

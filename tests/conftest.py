@@ -97,7 +97,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples are tried; start the server that tests fork from, or join it in a worker."""
-    config.pluginmanager.register(Timing(is_recorded=config.getoption("record_seconds")))
+    config.pluginmanager.register(
+        Timing(config.option.markexpr, is_recorded=config.getoption("record_seconds"))
+    )
     settings.load_profile("fast" if "not slow" in config.option.markexpr else "all")
     if not hasattr(config, "workerinput"):  # else it is set already, before the server started
         config.stash[_CACHE] = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="lanewise-cache-")

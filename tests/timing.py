@@ -1,6 +1,7 @@
 """Runs the slowest files first, and says how long all takes, what was skipped and what took longest.
 
-seconds.json keeps what each file took once: pytest --record-seconds writes it anew.
+seconds.json keeps what the tests of each file took once, and slow_seconds.json what its slow ones did:
+pytest --record-seconds writes the files that ran into one of them.
 """
 
 import json
@@ -16,7 +17,7 @@ import pytest
 from tests.patience import measure_speed
 
 TESTS = Path(__file__).parent
-RECORD = TESTS / "seconds.json"
+FAST, SLOW = TESTS / "seconds.json", TESTS / "slow_seconds.json"
 _OF_A_NEW_FILE = 5.0
 _NUM_SLOWEST = 10
 _OF_DEBIAN = re.compile(r"not installed: .*\(Debian: (.+)\)")
@@ -37,17 +38,25 @@ def how_to_run(reasons: Collection[str]) -> Iterator[str]:
 
 
 class Timing:
-    """Adds up what the tests of each file take."""
+    """Adds up what the tests of each file take.
 
-    def __init__(self, *, is_recorded: bool) -> None:
+    Args:
+        chosen: which tests run, as a marker expression.
+        is_recorded: whether what their files take is written.
+    """
+
+    def __init__(self, chosen: str, *, is_recorded: bool) -> None:
         self.is_recorded = is_recorded
+        self.record = SLOW if "slow" in chosen and "not slow" not in chosen else FAST
         self.seconds: Counter[str] = Counter()
         self.of_tests: Counter[str] = Counter()
         self.num_tests: Counter[str] = Counter()
         """Of each file that is run."""
         self.num_done: Counter[str] = Counter()
-        known = json.loads(RECORD.read_text()) if RECORD.exists() else {"speed": 1.0, "files": {}}
-        self.speed, self.files = known["speed"], known["files"]
+        self.known = json.loads(self.record.read_text())
+        self.speed, self.files = self.known["speed"], Counter(self.known["files"])
+        if "slow" not in chosen:
+            self.files.update(json.loads(SLOW.read_text())["files"])
 
     def pytest_report_header(self, config: pytest.Config) -> str | None:
         """Say how long it takes where all of it runs."""
@@ -102,10 +111,12 @@ class Timing:
             terminalreporter.write_line(f"{seconds:6.1f} s {nodeid}")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write what the files took, of all workers."""
+        """Write what the files took, of all workers, on a machine as quick as the one of the table."""
         if self.is_recorded and not hasattr(session.config, "workerinput"):
-            files = {name: round(seconds, 1) for name, seconds in sorted(self.seconds.items())}
-            RECORD.write_text(json.dumps({"speed": measure_speed(), "files": files}, indent=1) + "\n")
+            scale = self.speed / measure_speed()
+            files = self.known["files"] | {name: round(s * scale, 1) for name, s in self.seconds.items()}
+            there = {name: files[name] for name in sorted(files) if (TESTS / name).exists()}
+            self.record.write_text(json.dumps(self.known | {"files": there}, indent=1) + "\n")
 
     def _expected(self, name: str) -> float:
         return float(self.files.get(name, _OF_A_NEW_FILE))
