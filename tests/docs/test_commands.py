@@ -5,10 +5,11 @@ begins with a program, after variables that are set for it. Others are files, ou
 
 A fenced block is a file if the paragraph ahead of it names one of its kind: `digits.py`. The blocks of a page
 run in its order, each in a shell of its own, in one folder of a copy of the checkout, which has the files of
-the page and of the tutorial.
+the page and of the tutorial. After them run the commands of lanewise that stand within lines and tables and
+name what they are to work on, with `CONFIG` and the like replaced.
 
-What cannot run has a reason ahead of it: `<!-- not run: needs several hosts -->`. One right below the title
-of a page holds for all of its blocks.
+What cannot run has a reason ahead of it, within a line behind it: `<!-- not run: needs several hosts -->`.
+One right below the title of a page holds for all of its blocks.
 """
 
 import os
@@ -30,6 +31,7 @@ PATTERNS = ("README.md", "docs/*.md", "docs/coming_from/*.md", "docs/decisions/*
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 
 REASONS = {
+    "needs GNU parallel",
     "needs a cluster",
     "needs data of yours",
     "needs root",
@@ -51,13 +53,14 @@ PROGRAMS = {
         "pip",
         "pytest",
     ),
-    *("python", "ray", "sbatch", "srun", "ssh", "time", "torchrun", "torchx"),
+    *("parallel", "python", "ray", "sbatch", "srun", "ssh", "time", "torchrun", "torchx"),
 }
 """Those that a machine may lack; whatever it has is a program too."""
 SHELLS = {"bash", "console", "sh"}
 SUFFIXES = {"bash": "sh", "python": "py", "yaml": "yaml"}
 
-MARK = r"<!-- not run: (.*) -->"
+MARK = r"<!-- not run: (.*?) -->"
+WITHIN_A_LINE = re.compile(rf"(?<!`)`([^`\n]+)`(?: {MARK})?")
 BLOCK = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$|(?<=\n\n)((?: {4}[^\n]+\n+)+)", re.DOTALL | re.MULTILINE)
 VARIABLES = {
     "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -68,6 +71,34 @@ VARIABLES = {
 
 SMALL = ["--task.init_args.model.width", "8", "--task.init_args.model.num_layers", "1"]
 """Of char_gpt, which evaluates and writes in 7 s of CPU otherwise."""
+
+
+RUN, OTHER_RUN = "kept/run", "kept/other"
+PLACEHOLDERS = {
+    **dict.fromkeys(("RUN", "RUN_A", "RUN_DIR"), RUN),
+    **dict.fromkeys(("OTHER_RUN", "RUN_B"), OTHER_RUN),
+    "FILE": f"{RUN}/model.safetensors",
+    "PROGRAM": "python train.py",
+}
+TRAIN_PY = """
+import os
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+if num_processes > 1:
+    torch.distributed.init_process_group("gloo")
+data = TensorDataset(torch.arange(64.0).reshape(32, 2) / 64, torch.ones(32, 1))
+model = torch.nn.Linear(2, 1)
+sampler = DistributedSampler(data) if num_processes > 1 else None
+if num_processes > 1:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for inputs, targets in DataLoader(data, batch_size=8 // num_processes, sampler=sampler):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+"""
 
 
 class Block(NamedTuple):
@@ -101,9 +132,32 @@ def begins_with_program(text: str) -> bool:
     return word in PROGRAMS or shutil.which(word, path=VARIABLES["PATH"]) is not None
 
 
+def lines_of(page: str) -> Iterator[tuple[str, str | None]]:
+    """Yield each command of lanewise that stands within a line, with the reason why it is not run."""
+    for text, why_not_run in WITHIN_A_LINE.findall(BLOCK.sub("", page)):
+        line = text.replace("\\|", "|")  # as a table writes it
+        _, is_found, operands = line.partition("lanewise ")
+        named = re.match(
+            r"\S+(?: [^-]|.* -- )", operands.removeprefix("-- ")
+        )  # else an option of it is named
+        if is_found and named and begins_with_program(line):
+            yield line, why_not_run or None
+
+
 def commands_to_run(page: Path) -> list[str]:
     return [
         block.text for block in blocks_of(page.read_text()) if block.is_commands and not block.why_not_run
+    ]
+
+
+def lines_to_run(page: Path) -> list[str]:
+    """Return the commands within the lines of a page, each once, with a file for each word in capitals."""
+    of_page = sorted(page.with_name("code").glob(f"{page.stem}_ours.*[lt]"))  # .yaml or .jsonnet
+    config = of_page[0].name if of_page else "digits.yaml"
+    names = PLACEHOLDERS | {"CONFIG.jsonnet": config, "CONFIG": config}
+    found = dict.fromkeys(line for line, why_not_run in lines_of(page.read_text()) if not why_not_run)
+    return [
+        re.sub(r"\b[A-Z_]+\b(?:\.jsonnet)?", lambda word: names.get(word[0], word[0]), line) for line in found
     ]
 
 
@@ -122,6 +176,18 @@ def run_commands(page: Path, checkout: Path, run: Callable[[str, Path, Path], No
             (folder / block.file).write_text(block.text)
     for text in commands_to_run(page):
         run(text, folder, checkout / "cache")
+    if run is run_block:
+        run_lines(lines_to_run(page), folder, checkout / "cache")
+
+
+def run_lines(lines: list[str], folder: Path, cache: Path) -> None:
+    """Run each of some lines as if no other had run in a folder, which has the runs that they name."""
+    (folder / "train.py").write_text(TRAIN_PY)
+    for kept in [name for name in (RUN, OTHER_RUN) if name in "\n".join(lines)]:
+        run_block(f"lanewise train digits.yaml --audit --train.run_dir {kept}", folder, cache)
+    for line in lines:
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+        run_block(line, folder, cache)
 
 
 def run_block(text: str, folder: Path, cache: Path) -> None:
@@ -185,7 +251,7 @@ def test_the_commands_of_the_readme_run_and_leave_the_same_model(tmp_path):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page != README and commands_to_run(page)],
+    [page for page in PAGES if page != README and (commands_to_run(page) or lines_to_run(page))],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_commands_of_a_page_run(tmp_path, page):
@@ -198,11 +264,12 @@ def test_the_commands_of_a_page_run(tmp_path, page):
 def test_what_is_not_run_has_a_known_reason(page):
     text = page.read_text()
     reasons = [block.why_not_run for block in blocks_of(text) if block.is_commands and block.why_not_run]
+    reasons += [why_not_run for _, why_not_run in lines_of(text) if why_not_run]
     assert set(reasons) <= REASONS
     assert set(re.findall(MARK, text)) == set(reasons)
     if not re.match(rf"# .*\n\n{MARK}", text):
         assert len(re.findall(MARK, text)) == len(reasons), (
-            "a reason that is not ahead of a block of commands"
+            "a reason that is neither ahead of a block of commands nor behind one in a line"
         )
 
 
@@ -255,6 +322,25 @@ def test_blocks_are_told_apart():
         ),
         Block("exit 3\n", None, is_commands=True, why_not_run=None),
         Block("task: digits.Digits\n", None, is_commands=False, why_not_run=None),
+    ]
+
+
+LINES = """
+As `lanewise verify` and `lanewise train --audit` do, `lanewise plan CONFIG` reads it. `pip install .` first.
+
+| there | here |
+|---|---|
+| `python t.py` | `A=1 lanewise train d.yml`, `srun lanewise train CONFIG` <!-- not run: needs a cluster --> |
+| `echo \\| cat` | `lanewise verify --devices 1,2 -- PROGRAM` |
+"""
+
+
+def test_commands_within_lines_are_told_from_names_of_commands():
+    assert list(lines_of(LINES)) == [
+        ("lanewise plan CONFIG", None),
+        ("A=1 lanewise train d.yml", None),
+        ("srun lanewise train CONFIG", "needs a cluster"),
+        ("lanewise verify --devices 1,2 -- PROGRAM", None),
     ]
 
 
