@@ -12,7 +12,7 @@ compares both runs of each layer. Times are CPU times of one process, in which t
 import copy
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -64,8 +64,8 @@ def mebibytes(run: Callable[[], None]) -> float:
         return float(live.peak_bytes - left) / 2**20
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each side."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each side."""
     sides = build_sides()
     memory = {name: mebibytes(run) for name, run in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -85,7 +85,7 @@ def measure(num_rounds: int) -> str:
         ]
         for name in sides
     ]
-    return table(["", "MiB", "expected", "CPU time / without"], rows)
+    yield table(["", "MiB", "expected", "CPU time / without"], rows)
 
 
 if __name__ == "__main__":

@@ -308,9 +308,11 @@ def measure_two(num_rounds: int) -> str:
     return table(["two processes", "ms", "/ by hand"], rows)
 
 
-def measure(num_rounds: int) -> str:
-    """Return the three tables."""
-    return "\n\n".join([measure_memory(), measure_alone(num_rounds), measure_two(num_rounds)])
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield the three tables."""
+    yield measure_memory()
+    yield measure_alone(num_rounds)
+    yield measure_two(num_rounds)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ Way = Callable[[], object]
 WIDTH, NUM_LAYERS = 3162, 10
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each way."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each way."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(NUM_LAYERS)])
@@ -57,7 +57,7 @@ def measure(num_rounds: int) -> str:
             written = sum(file.stat().st_size for file in files if file.is_file())
             if written < 3 * 4 * NUM_LAYERS * WIDTH**2:
                 raise SystemExit(f"{name} has written {written:,} bytes only")
-        return rows
+        yield rows
     finally:
         shutil.rmtree(folder)
 

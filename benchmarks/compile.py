@@ -11,7 +11,7 @@ one process, in which the sides take turns, after the compilation.
 import copy
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -50,8 +50,8 @@ def build_sides() -> dict[str, Callable[[], float]]:
     return {name: side(model) for name, model in models.items()}
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each side."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each side."""
     sides = build_sides()
     first: dict[str, tuple[float, float]] = {}
     for name, run in sides.items():
@@ -67,7 +67,7 @@ def measure(num_rounds: int) -> str:
         [name, f"{loss:.6f}", f"{seconds:.1f}", spread(ratios(times[EAGER], times[name]))]
         for name, (loss, seconds) in first.items()
     ]
-    return table(["side", "first loss", "seconds of the first lane", "times as fast as eager"], rows)
+    yield table(["side", "first loss", "seconds of the first lane", "times as fast as eager"], rows)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Models and settings are those of `benchmarks/speed.py`, and of `benchmarks/tiny_
 micro-batches; `lanewise train` trains each in both grades.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args
 
@@ -22,8 +23,8 @@ CASES: tuple[tuple[str, Workload, int], ...] = (
 """Title, workload, steps of a turn."""
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each case and number of processes."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each case and number of processes."""
     rows = []
     for title, work, steps_per_turn in CASES:
         times = take_turns(
@@ -43,7 +44,7 @@ def measure(num_rounds: int) -> str:
             exact, close = times["exact", num_processes], times["close", num_processes]
             milliseconds = spread([1e3 * one for one in close])
             rows.append([title, str(num_processes), spread(ratios(exact, close)), milliseconds])
-    return table(["model", "processes", "`exact` / `close`", "ms a step in `close`"], rows)
+    yield table(["model", "processes", "`exact` / `close`", "ms a step in `close`"], rows)
 
 
 if __name__ == "__main__":

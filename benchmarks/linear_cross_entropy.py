@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -86,8 +86,8 @@ def print_memory(side: str, num_tokens: int, width: int) -> None:
     print((peak_kib() - start) / 1024)
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each shape and side."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each shape and side."""
     rows = []
     for num_tokens in TOKENS:
         for width in WIDTHS:
@@ -120,7 +120,7 @@ def measure(num_rounds: int) -> str:
         "additional MiB",
         "of that by hand",
     ]
-    return table(header, rows)
+    yield table(header, rows)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ the global batch looks like the part of a process, and is too small by N: DDP di
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -213,8 +213,8 @@ def written(errors: list[float]) -> str:
     return f"below {10**-13:.0e}" if max(errors) < 1e-13 else spread(errors, ".3f")
 
 
-def measure(num_rounds: int) -> str:
-    """Return a table for the encoders, and one for the temperature."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table for the encoders, and one for the temperature."""
     found = {
         (way, num_processes, seed): run_distributed(
             by_lanewise if way in LANEWISE else by_hand, num_processes, way, seed
@@ -242,7 +242,7 @@ def measure(num_rounds: int) -> str:
             rows.append([way, *cells])
         processes = [f"{number} process{'es' * (number > 1)}" for number in NUM_PROCESSES]
         tables.append(table([title, *processes], rows))
-    return "\n\n".join(tables)
+    yield from tables
 
 
 if __name__ == "__main__":

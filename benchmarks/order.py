@@ -9,6 +9,7 @@ The other sides take their order from torch's samplers, which hold a list of the
 """
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from first_batch import SIDES, run
@@ -19,8 +20,8 @@ SIZES = (1_000_000, 10_000_000, 1_000_000_000)
 LARGEST_LIST = 10_000_000
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each side and number of samples."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each side and number of samples."""
     sides = installed(SIDES)
     cases = [
         (num_samples, side)
@@ -40,7 +41,7 @@ def measure(num_rounds: int) -> str:
         rows.append(
             [f"{num_samples:,}", side, spread(milliseconds, ".1f"), spread(mebibytes_of_rounds, ".1f")]
         )
-    return table(["samples", "side", "ms to the first batch", "MiB"], rows)
+    yield table(["samples", "side", "ms to the first batch", "MiB"], rows)
 
 
 if __name__ == "__main__":

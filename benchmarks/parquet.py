@@ -132,8 +132,8 @@ SIDES: dict[str, Callable[[Path], Iterator[Any]]] = {
 }
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each side."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each side."""
     torch.set_num_threads(1)
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def measure(num_rounds: int) -> str:
         [side, spread([num_rows / one for one in found], ",.0f"), spread(ratios(found, base))]
         for side, found in times.items()
     ]
-    return table(["side", "rows/s", "time by lanewise's"], rows)
+    yield table(["side", "rows/s", "time by lanewise's"], rows)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ without any it goes on with another batch. Lightning warns that it does not put 
 """
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from first_batch import BATCH_SIZE, SIDES, run
@@ -20,8 +21,8 @@ from sides import installed
 NUM_SAMPLES = 2_000_000
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each side."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each side."""
     half = NUM_SAMPLES // BATCH_SIZE // 2
     sides = installed(SIDES)
     times: dict[str, list[float]] = {side: [] for side in sides}
@@ -46,7 +47,7 @@ def measure(num_rounds: int) -> str:
         ]
         for side in sides
     ]
-    return table(["side", "ms to the first batch", "time / by hand", "the first batch is"], rows)
+    yield table(["side", "ms to the first batch", "time / by hand", "the first batch is"], rows)
 
 
 if __name__ == "__main__":

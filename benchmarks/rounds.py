@@ -85,7 +85,7 @@ class Processes:
         if training.is_alone:
             work = replace(work, num_micro_batches=work.num_micro_batches // num_processes)
         command = [sys.executable, str(PROGRAM), training.side, work.name, json.dumps(asdict(work))]
-        port = free_port()
+        port = reserve_port(stack)
         for rank in range(num_processes):
             world, turns, files = {}, [], []
             if num_processes > 1 and not training.is_alone:
@@ -164,9 +164,14 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+def reserve_port(stack: ExitStack) -> int:
+    """Return a port that nobody gets who asks for any, until the stack is closed.
+
+    A socket is bound to it and does not listen, so that a program which is told it may. A port that was only
+    seen to be free was another program's by the time that a side listened there.
+    """
+    bound = stack.enter_context(socket.socket())
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", 0))
+    port: int = bound.getsockname()[1]
+    return port

@@ -7,6 +7,7 @@ trains half of every step and never talks to the other: what two cores share kee
 speed. Each side is measured against one process of its own.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from rounds import Training, take_turns
@@ -16,8 +17,8 @@ from speed import CONVNET, GPT, SIDES
 CEILING = "the ceiling"
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each model and side."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each model and side."""
     rows = []
     for title, work in (("ConvNet, 4 x 16", CONVNET), ("GPT, 4 x 8", GPT)):
         trainings = {
@@ -32,7 +33,7 @@ def measure(num_rounds: int) -> str:
             alone = times["hand-written" if side == CEILING else side, 1]
             speed_up = ratios(alone, times[side, 2])
             rows.append([title, side, spread(speed_up), spread(ratios(speed_up, ceiling))])
-    return table(["model", "side", "speed-up", "of the ceiling"], rows)
+    yield table(["model", "side", "speed-up", "of the ceiling"], rows)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,13 +15,15 @@ PAGE = Path(__file__).with_name("results.md")
 LIBRARIES = ("torch", "lightning", "pytorch-ignite", "accelerate", "transformers", "pyarrow", "datasets")
 
 
-def publish(title: str, text: str | None, measure: Callable[[int], str], num_rounds: int) -> None:
+def publish(title: str, text: str | None, measure: Callable[[int], Iterable[str]], num_rounds: int) -> None:
     """Measure and print; with `--write` on the command line, replace its section in the results.
+
+    What was measured before a table fails is written.
 
     Args:
         title: heading of the section.
         text: what was measured, and by which command: the docstring of the benchmark.
-        measure: takes the number of rounds, and returns tables.
+        measure: takes the number of rounds, and yields tables.
         num_rounds: how many there are unless the command line says otherwise.
     """
     parser = argparse.ArgumentParser(description=title)
@@ -29,14 +32,16 @@ def publish(title: str, text: str | None, measure: Callable[[int], str], num_rou
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("one round has no spread: use --rounds 2 or more")
-    tables = measure(options.rounds)
     today = datetime.now(tz=UTC).date()
     spreads = f"Medians with the middle half of {options.rounds} rounds."
-    facts = f"{today}, {machine()}.\n{', '.join(versions())}.\n{spreads}"
-    section = f"## {title}\n\n{(text or '').strip()}\n\n{facts}\n\n{tables}\n"
+    facts = f"{today}, commit {commit()}, {machine()}.\n{', '.join(versions())}.\n{spreads}"
+    section = f"## {title}\n\n{(text or '').strip()}\n\n{facts}\n"
     print(section)
-    if options.write:
-        replace_section(PAGE, title, section)
+    for measured in measure(options.rounds):
+        print(f"{measured}\n", flush=True)
+        section += f"\n{measured}\n"
+        if options.write:
+            replace_section(PAGE, title, section)
 
 
 def replace_section(page: Path, title: str, section: str) -> None:
@@ -65,6 +70,18 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
 def ratios(times: Sequence[float], base: Sequence[float]) -> list[float]:
     """Divide round by round: what slowed the machine down slowed both."""
     return [one / other for one, other in zip(times, base, strict=True)]
+
+
+def commit() -> str:
+    """Name the commit of what is measured, and say where it was changed; results.md itself does not count."""
+    folder = PAGE.parent
+    head = ["git", "rev-parse", "--short=8", "HEAD"]
+    changed = ["git", "status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{PAGE.name}"]
+    named, changes = (
+        subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+        for command in (head, changed)
+    )
+    return f"{named} with changes" if changes else named
 
 
 def machine() -> str:

@@ -8,7 +8,7 @@ another seed. The figure is the accuracy on the 1,000 digits that are held out, 
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,8 @@ def accuracy(num_lanes: int, order: str, num_blocks: int, seed: int) -> float:
     return right
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each order and number of lanes."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each order and number of lanes."""
     orders = [("shuffled", NUM_BLOCKS[0]), *(("blocked", number) for number in NUM_BLOCKS)]
     cases = [(num_lanes, *order) for num_lanes in NUM_LANES for order in orders]
     found: dict[tuple[int, str, int], list[float]] = {case: [] for case in cases}
@@ -83,7 +83,7 @@ def measure(num_rounds: int) -> str:
         [str(num_lanes), order, str(num_blocks) if order == "blocked" else "", spread(values, ".3f")]
         for (num_lanes, order, num_blocks), values in found.items()
     ]
-    return table(["lanes", "order", "blocks", "accuracy"], rows)
+    yield table(["lanes", "order", "blocks", "accuracy"], rows)
 
 
 if __name__ == "__main__":

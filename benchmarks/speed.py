@@ -9,6 +9,8 @@ it is a DataLoader, a loop over micro-batches and, on two processes, Distributed
 `lanewise train` has all its defaults; the others write and show nothing. Below 1 is faster than by hand.
 """
 
+from collections.abc import Iterator
+
 from rounds import Training, take_turns
 from section import publish, ratios, spread, table
 from workload import Digits, Text
@@ -25,8 +27,8 @@ CASES = (
 """Title, workload, processes."""
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each case and side."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each case and side."""
     rows = []
     for title, work, num_processes in CASES:
         times = take_turns(
@@ -38,7 +40,7 @@ def measure(num_rounds: int) -> str:
             ratio = "1" if side == "hand-written" else spread(ratios(seconds, times["hand-written"]))
             speed = spread([work.global_batch_size / one for one in seconds], ",.0f")
             rows.append([title, str(num_processes), side, ratio, speed])
-    return table(["model", "processes", "side", "time / by hand", "samples/s"], rows)
+    yield table(["model", "processes", "side", "time / by hand", "samples/s"], rows)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,12 +35,13 @@ STARTED = ("hand-written", "lanewise train", "Fabric", "Ignite", "Accelerate", "
 WORK = Tiny(num_micro_batches=2)
 
 
-def measure(num_rounds: int) -> str:
-    """Return a table for each."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table for each."""
     statements = {"torch": "import torch", **{side: IMPORTS[side] for side in installed(IMPORTS)}}
     imports = {side: [sys.executable, "-c", statement] for side, statement in statements.items()}
     starts = {side: start(side) for side in installed(STARTED)}
-    return f"{compare('import', imports, num_rounds)}\n\n{compare('start', starts, num_rounds)}"
+    yield compare("import", imports, num_rounds)
+    yield compare("start", starts, num_rounds)
 
 
 def start(side: str) -> list[str]:

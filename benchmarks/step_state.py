@@ -12,6 +12,7 @@ same without `step_state = ("queue",)`. All three come to the same queue. The st
 
 import copy
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -154,14 +155,14 @@ def take_turns(world: Any, num_rounds: int) -> dict[str, list[float]]:
     return {way: of_way[3:] for way, of_way in seconds.items()}
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each way."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each way."""
     seconds = run_distributed(take_turns, 2, num_rounds)[0]
     rows = [
         [way, spread(ratios(of_way, seconds["by hand"])), spread([1000 * one for one in of_way], ".0f")]
         for way, of_way in seconds.items()
     ]
-    return table(["queue", "time of a step", "ms"], rows)
+    yield table(["queue", "time of a step", "ms"], rows)
 
 
 if __name__ == "__main__":

@@ -127,8 +127,8 @@ def read(world: World, folder: str, num_workers: int, num_rounds: int) -> dict[s
     return times
 
 
-def measure(num_rounds: int) -> str:
-    """Return a row for each side."""
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table with a row for each side."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
@@ -141,7 +141,7 @@ def measure(num_rounds: int) -> str:
                 for side, found in times.items():
                     speed = spread([NUM_SAMPLES / one for one in found], ",.0f")
                     rows.append([side, str(world_size), str(num_workers), speed, spread(ratios(found, base))])
-    return table(["side", "processes", "workers", "samples/s", "time by lanewise's"], rows)
+    yield table(["side", "processes", "workers", "samples/s", "time by lanewise's"], rows)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ nothing. All come to the same loss, to 1e-5.
 """
 
 import statistics
+from collections.abc import Iterator
 
 from rounds import Training, take_turns
 from section import publish, ratios, spread, table
@@ -22,9 +23,10 @@ STEPS_PER_TURN = {1: 300, 2: 60}
 """By the number of processes."""
 
 
-def measure(num_rounds: int) -> str:
-    """Return a table for one process, and one for two."""
-    return "\n\n".join(compare(num_processes, num_rounds) for num_processes in STEPS_PER_TURN)
+def measure(num_rounds: int) -> Iterator[str]:
+    """Yield a table for one process, and one for two."""
+    for num_processes in STEPS_PER_TURN:
+        yield compare(num_processes, num_rounds)
 
 
 def compare(num_processes: int, num_rounds: int) -> str:

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -94,6 +95,55 @@ def test_a_section_replaces_the_one_of_its_title_only(load, tmp_path):
     assert page.read_text() == "# Page\n\n## A\n\nnew\n\n## A and more\n\nkept\n\n## B\n\nlast\n"
     section.replace_section(page, "B", "## B\n\nlast again\n")
     assert page.read_text().endswith("kept\n\n## B\n\nlast again\n")
+
+
+def test_a_table_that_fails_leaves_those_before_it(load, tmp_path, monkeypatch):
+    """Six minutes of a program were gone, as a later side of it had lost its port."""
+    section = load("section")
+    page = tmp_path / "results.md"
+    page.write_text("# Page\n")
+    monkeypatch.setattr(section, "PAGE", page)
+    monkeypatch.setattr(section, "commit", lambda: "1a2b3c4d")
+    monkeypatch.setattr(sys, "argv", ["one.py", "--write", "--rounds", "2"])
+
+    def measure(num_rounds):
+        yield f"| {num_rounds} |"
+        raise SystemExit("Ignite failed")
+
+    with pytest.raises(SystemExit, match="Ignite failed"):
+        section.publish("One", "What it measures.", measure, 5)
+    written = page.read_text()
+    assert written.startswith("# Page\n\n## One\n\nWhat it measures.\n\n")
+    assert ", commit 1a2b3c4d, " in written
+    assert written.endswith("rounds.\n\n| 2 |\n")
+
+
+def test_the_commit_is_said_and_whether_it_was_changed(load, tmp_path, monkeypatch):
+    section = load("section")
+    somebody = ["-c", "user.name=a", "-c", "user.email=a"]
+    for command in (["init"], [*somebody, "commit", "--allow-empty", "-m", "a"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True, capture_output=True)
+    page, program = tmp_path / "results.md", tmp_path / "program.py"
+    monkeypatch.setattr(section, "PAGE", page)
+    for path in (page, program):
+        path.touch()
+        subprocess.run(["git", "add", path], cwd=tmp_path, check=True)
+        assert re.fullmatch(r"[0-9a-f]{8}" + (" with changes" if path == program else ""), section.commit())
+
+
+def test_nobody_else_gets_a_port_that_is_reserved(load):
+    with ExitStack() as stack:
+        port = load("rounds").reserve_port(stack)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        listener = stack.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+
+
+def test_all_that_is_published_is_of_one_commit():
+    assert len(set(re.findall(r"^\d{4}-\d\d-\d\d, (commit [^,]+)", PAGE, flags=re.MULTILINE))) <= 1
 
 
 def test_a_spread_is_the_median_with_the_middle_half(load):
