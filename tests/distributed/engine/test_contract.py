@@ -299,7 +299,8 @@ class UpdateInBackward(Line):
     [
         (IntegersThatDiffer, "integer buffer largest differs between the lanes of step 1"),
         (SparseLine, "parameter weight has a sparse gradient"),
-        (Thawing, "requires_grad of bias was False at the start and is True now"),
+        (Thawing, "requires_grad of bias was False at the start and is True now. Leave requires_grad as"),
+        (Thawing, "then, with interval: epoch (docs/task.md#a-backbone-that-is-frozen-in-the-first-epochs)"),
         (Frozen, "the model has no trainable parameter"),
         (NegativeWeight, "has the weight -1.0"),
         (Detached, "has no gradient: nothing would be trained"),

@@ -68,5 +68,8 @@ class TrainedParameters:
                 raise TaskError(
                     f"the trainable parameters changed before step {turn.step + 1}: requires_grad of {name} "
                     f"was {was_trainable} at the start and is {parameter.requires_grad} now. "
-                    "Freeze parameters in build_model, and start a new run to train others."
+                    "Leave requires_grad as build_model made it. A part that is to thaw later is trained "
+                    "from the start, in a parameter group whose learning rate a scheduler holds at 0 until "
+                    "then, with interval: epoch "
+                    "(docs/task.md#a-backbone-that-is-frozen-in-the-first-epochs)."
                 )
