@@ -196,6 +196,7 @@ class Lanes:
         *,
         collate: Collate = default_collate,
         num_workers: int = 0,
+        pin_memory: bool = True,
         order: str | Callable[[OrderInputs], SampleOrder] | None = None,
         sample_lengths: Any = None,
         sample_weights: Any = None,
@@ -208,13 +209,13 @@ class Lanes:
     ) -> Steps:
         """Cut a dataset into steps; each process reads its own lanes only.
 
-        The samples of each dataset of a loop are read under different random numbers. So are those of several
-        calls for one dataset with the same `first_step`.
+        The samples of each call are read under random numbers of their own.
 
         Args:
             dataset: a map-style dataset or a stream, the same on every rank.
             collate: makes a micro-batch of samples.
             num_workers: number of processes that read ahead.
+            pin_memory: whether batches for an accelerator wait in page-locked host memory.
             order: the order in which an epoch visits the samples: a name as in `data.order`, a `SampleOrder`
                 class, or a class with further arguments: `functools.partial(BucketedOrder, max_tokens=4096)`.
                 None: blocked for a dataset in blocks, else shuffled.
@@ -222,8 +223,7 @@ class Lanes:
             sample_weights: the weight of each sample, for the order weighted.
             shuffle_buffer: how many samples of each lane of a stream are held at once and shuffled.
             missing: what a sample is for which the dataset returns None: an error, or left out (`skip`).
-            drop_last: whether to drop the partial last step of an epoch instead of weighting it; of a stream,
-                all steps that some lane cannot fill.
+            drop_last: whether to drop the partial last step of an epoch; of a stream, what some lane lacks.
             first_step: the step with which to begin, also in the middle of an epoch; earlier ones are not
                 read. A stream begins with 0, or with that of the checkpoint that was restored.
             data_changes: whether the loop makes or weights the samples anew, as reinforcement learning does:
@@ -238,11 +238,11 @@ class Lanes:
         """
         given = {"sample_lengths": sample_lengths, "sample_weights": sample_weights}
         tables = {name: partial(np.asarray, table) for name, table in given.items() if table is not None}
+        reading: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
+        reading["shuffle_buffer"] = shuffle_buffer
         loader = build_source(
             *(dataset, collate, self._seed, self._batch),
-            DataConfig(
-                num_workers=num_workers, shuffle_buffer=shuffle_buffer, missing=missing, drop_last=drop_last
-            ),
+            DataConfig(**reading, missing=missing, drop_last=drop_last),
             self._world,
             self._placement,
             order=None if order is None else OrderChoice.of(order),

@@ -272,7 +272,9 @@ class Step:
         if batch is None:
             raise TaskError(
                 "backward was called twice for one micro-batch, or outside of the loop over them. "
-                "Add the losses of a micro-batch up, and call it once."
+                "Add the losses of a micro-batch up and call it once; their graphs are in memory until then. "
+                "If that is too much, as for long sequences, give each step a chunk of them and carry the "
+                "hidden state (docs/own_loop.md), or use torch.utils.checkpoint or smaller micro-batches."
             )
         self._running.backward(batch, loss, "the loss given to backward")
 

@@ -1,6 +1,7 @@
 """The engine's parts in a loop of one's own: they give the bytes of the trainer."""
 
 import functools
+import warnings
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lanewise import Lanes, Loss, checkpoint_activations
 from lanewise.engine.own_loop import lanes as own_loop
+from lanewise.engine.samples import dataset
 from lanewise.errors import CheckpointError, ConfigError, DataError, TaskError
 from lanewise.processes.watch.watch import Watch
 from lanewise.processes.world.environment import Environment
@@ -501,6 +503,12 @@ def another_model(lanes, model):
         pass
 
 
+TWICE = (
+    "backward was called twice for one micro-batch, or outside of the loop over them. Add the losses of a "
+    "micro-batch up and call it once; their graphs are in memory until then. If that is too much"
+)
+
+
 def misuse(world, use):
     lanes = make_lanes(world)
     try:
@@ -517,7 +525,7 @@ def misuse(world, use):
             no_backward,
             "a lane of step 1 had no backward. Call step.backward(loss), which is not loss.backward()",
         ),
-        (two_backwards, "backward was called twice for one micro-batch"),
+        (two_backwards, TWICE),
         (all_but_the_end_of_a_step, "step 1 was left before its micro-batches were done"),
         (half_a_step, "step 1 was left before its micro-batches were done"),
         (whose_gradients, "2 models were prepared"),
@@ -529,6 +537,20 @@ def misuse(world, use):
 )
 def test_a_misuse_is_one_clear_error(use, said):
     assert run_distributed(misuse, 1, use)[0].startswith(said)
+
+
+def pinned(world):
+    lanes = make_lanes(world)
+    lanes.prepare(nn.Linear(2, 1))
+    warnings.simplefilter("ignore", UserWarning)  # of torch's loader, which finds no accelerator
+    dataset.has_streams = lambda _: True  # as on one
+    loaders = [lanes.steps(Points(), **pins)._loader for pins in ({}, {"pin_memory": False})]
+    return [loader.pin_memory for loader in loaders]
+
+
+def test_batches_are_pinned_for_an_accelerator_unless_the_loop_says_otherwise():
+    """As a task has it: page-locked memory is limited in some containers."""
+    assert run_distributed(pinned, 1) == [[True, False]]
 
 
 def cosine(world):
