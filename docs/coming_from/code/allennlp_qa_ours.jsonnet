@@ -14,8 +14,10 @@ local examples = '../../../examples/';
   data: { order: 'bucketed' },
   optimizer: {
     class_path: 'torch.optim.AdamW',
-    init_args: { lr: 2e-5, weight_decay: 0.0 },
+    init_args: { lr: 2e-5, weight_decay: 0.01 },
+    parameter_groups: [[['bias', 'LayerNorm\\.weight'], { weight_decay: 0.0 }]],
   },
+  scheduler: { name: 'linear', warmup: 0.1 },
   train: { epochs: 2, max_grad_norm: 1.0, run_dir: 'runs/squad' },
   evaluate: { best: 'held_out/squad/f1' },
   distributed: { devices: 2, equality: 'exact' },

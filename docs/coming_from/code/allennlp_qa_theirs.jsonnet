@@ -14,7 +14,13 @@ local epochs = 2;
   model: { type: 'transformer_qa', transformer_model_name: bert },
   data_loader: { batch_sampler: { type: 'bucket', batch_size: 16 } },
   trainer: {
-    optimizer: { type: 'huggingface_adamw', lr: 2e-5, weight_decay: 0.0 },
+    optimizer: {
+      type: 'huggingface_adamw',
+      lr: 2e-5,
+      weight_decay: 0.01,
+      parameter_groups: [[['bias', 'LayerNorm\\.weight', 'layer_norm\\.weight'], { weight_decay: 0 }]],
+    },
+    learning_rate_scheduler: { type: 'slanted_triangular', cut_frac: 0.1 },
     grad_norm: 1.0,
     num_epochs: epochs,
     validation_metric: '+per_instance_f1',

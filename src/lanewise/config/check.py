@@ -62,6 +62,9 @@ class Section:
     TEXT_KEY: ClassVar[str] = ""
     """A text given in place of the section is the value of this key; empty: a text is a mistake."""
 
+    LIST_KEYS: ClassVar[tuple[str, ...]] = ()
+    """A list given in place of the section is the values of these keys; none: a list is a mistake."""
+
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
 
@@ -129,6 +132,8 @@ def read_section(cls: type[S], tree: object, key: str = "") -> S:
     section = key or "the configuration"
     if isinstance(tree, str) and cls.TEXT_KEY:
         tree = {cls.TEXT_KEY: tree}
+    if isinstance(tree, list | tuple) and tree and len(tree) == len(cls.LIST_KEYS):
+        tree = dict(zip(cls.LIST_KEYS, tree, strict=True))
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{section} must be a section with the keys {', '.join(names)}: got {show(tree)}.")
     prefix = f"{key}." if key else ""

@@ -54,7 +54,9 @@ def _refuse_task(cls: Any) -> str:
 
 _KINDS = {
     "task": _Kind("lanewise.Task", refuse=_refuse_task),
-    "optimizer": _Kind("torch.optim.Optimizer", num_runtime_args=1, refuse=refuse_optimizer),
+    "optimizer": _Kind(
+        "torch.optim.Optimizer", num_runtime_args=1, refuse=refuse_optimizer, may_be_function=True
+    ),
     "scheduler": _Kind("torch.optim.lr_scheduler.LRScheduler", num_runtime_args=1, may_be_function=True),
     "callbacks": _Kind("lanewise.Callback"),
     "data": _Kind("lanewise.lanes.SampleOrder", num_runtime_args=1),

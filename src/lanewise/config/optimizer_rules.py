@@ -46,7 +46,7 @@ def check_optimizer(config: RunConfig, devices: Sequence[str]) -> None:
             "torch's fused SGD, for one, rounds the last elements of a tensor differently, and those of a "
             "shard are others. Leave fused out, or use distributed.equality=close."
         )
-    mistakes += _closure_mistakes(config)
+    mistakes += closure_mistakes(config, resolve("optimizer", config.optimizer.of_class))
     scheduler = config.scheduler
     if scheduler is not None and follows_evaluation(scheduler) and config.evaluate.best is None:
         mistakes.append(
@@ -57,22 +57,22 @@ def check_optimizer(config: RunConfig, devices: Sequence[str]) -> None:
         raise ConfigError(*mistakes)
 
 
-def needs_closure(optimizer_class: type, *, is_asked: bool) -> bool:
+def needs_closure(optimizer_class: Any, *, is_asked: bool) -> bool:
     """Tell whether an optimizer asks for the gradient by itself, as LBFGS does.
 
     Args:
-        optimizer_class: of the optimizer.
+        optimizer_class: of the optimizer; of a function that returns one it is not known yet.
         is_asked: whether the configuration says so, by `optimizer.closure`.
     """
-    step: Any = optimizer_class.step  # type: ignore[attr-defined]
-    closure = inspect.signature(step).parameters.get("closure")
+    step = getattr(optimizer_class, "step", None)
+    closure = None if step is None else inspect.signature(step).parameters.get("closure")
     return is_asked or (closure is not None and closure.default is closure.empty)
 
 
-def _closure_mistakes(config: RunConfig) -> Iterator[str]:
+def closure_mistakes(config: RunConfig, optimizer_class: Any) -> Iterator[str]:
     """Yield what an optimizer with a closure, which needs the whole gradient, cannot be combined with."""
-    section, name = config.optimizer, config.optimizer.class_path
-    if not needs_closure(resolve_class("optimizer", section.of_class), is_asked=section.closure):
+    name = config.optimizer.class_path
+    if not needs_closure(optimizer_class, is_asked=config.optimizer.closure):
         return
     if config.distributed.reducer == "fsdp":
         yield (
@@ -119,7 +119,7 @@ def choose_implementation(
     chosen = "foreach" if config.distributed.equality == "exact" else "fused"
     if chosen == "fused" and not (device_types == {"cuda"} and are_floats):
         return section
-    if chosen not in inspect.signature(resolve_class("optimizer", section.of_class)).parameters:
+    if chosen not in inspect.signature(resolve("optimizer", section.of_class)).parameters:
         return section
     return replace(section, init_args={**section.init_args, chosen: True})
 

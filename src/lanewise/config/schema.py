@@ -37,7 +37,11 @@ def _section(cls: type[Section]) -> dict[str, Any]:
         elif field.default_factory is MISSING:
             required.append(field.name)
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    return {"anyOf": [schema, _value(hints[cls.TEXT_KEY])]} if cls.TEXT_KEY else schema
+    others = [_value(hints[cls.TEXT_KEY])] if cls.TEXT_KEY else []
+    if cls.LIST_KEYS:
+        items = [_value(hints[name]) for name in cls.LIST_KEYS]
+        others.append({"type": "array", "prefixItems": items, "minItems": len(items), "items": False})
+    return {"anyOf": [schema, *others]} if others else schema
 
 
 def _value(hint: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lanewise.commands.plan.model import with_tensors
 from lanewise.config import OptimizerConfig, RunConfig
-from lanewise.config.class_path import resolve_class
+from lanewise.config.class_path import resolve
 from lanewise.config.optimizer_rules import choose_implementation, needs_closure
 from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.errors import ConfigError
@@ -56,11 +56,6 @@ def measure_update(
         ConfigError: if the optimizer asks for gradients by itself, or refuses its arguments.
     """
     section = _implementation(config, device_type)
-    if needs_closure(resolve_class("optimizer", section.of_class), is_asked=section.closure):
-        raise ConfigError(
-            f"optimizer.class_path: plan cannot tell what {section.class_path} holds, as its steps depend on "
-            "the values of the loss. Plan with another optimizer, such as torch.optim.AdamW."
-        )
 
     def part(whole: torch.Tensor) -> torch.Tensor:
         if cut == "whole" or not whole.dim():
@@ -71,6 +66,11 @@ def measure_update(
         twin = with_tensors(model, part, makes_buffers=False)
         trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
         optimizer = build_optimizer(replace(config, optimizer=section), task, twin)
+        if needs_closure(type(optimizer), is_asked=section.closure):
+            raise ConfigError(
+                f"optimizer.class_path: plan cannot tell what {section.class_path} holds, as its steps "
+                "depend on the values of the loss. Plan with another optimizer, such as torch.optim.AdamW."
+            )
         if cut == "whole":
             own = _largest_part(optimizer, num_parts)
             for group in optimizer.param_groups:
@@ -105,6 +105,6 @@ def _implementation(config: RunConfig, device_type: str) -> OptimizerConfig:
     section = choose_implementation(config, {device_type}, are_floats=True)
     if device_type == "cpu" or {"foreach", "fused"} & section.init_args.keys():
         return section
-    if "foreach" not in inspect.signature(resolve_class("optimizer", section.of_class)).parameters:
+    if "foreach" not in inspect.signature(resolve("optimizer", section.of_class)).parameters:
         return section
     return replace(section, init_args={**section.init_args, "foreach": True})

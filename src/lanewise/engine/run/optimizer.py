@@ -1,6 +1,7 @@
 """Builds the optimizer over the parameters of a model, and gives the model the weights to evaluate."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -8,9 +9,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lanewise.config import ClassConfig, RunConfig
+from lanewise.config import ClassConfig, OptimizerConfig, RunConfig
+from lanewise.config.check import suggest
 from lanewise.config.classes import build
-from lanewise.config.optimizer_rules import choose_implementation
+from lanewise.config.optimizer_rules import choose_implementation, closure_mistakes
 from lanewise.config.scheduler import length_hint
 from lanewise.engine.state.optimizer_shards import OptimizerShards
 from lanewise.errors import ConfigError, TaskError
@@ -29,7 +31,9 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> Optimize
     device_types = {parameter.device.type for parameter in model.parameters()}
     are_floats = all(parameter.is_floating_point() for parameter in model.parameters())
     section = choose_implementation(config, device_types, are_floats=are_floats)
-    optimizer: Optimizer = build_section("optimizer", section.of_class, task.parameter_groups(model))
+    groups = parameter_groups(config.optimizer, task, model)
+    optimizer: Optimizer = build_section("optimizer", section.of_class, groups)
+    _require_usable(optimizer, config)
     parameters = set(model.parameters())
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         if parameter not in parameters:
@@ -41,6 +45,59 @@ def build_optimizer(config: RunConfig, task: Task, model: nn.Module) -> Optimize
     if modes := _modes(optimizer):
         modes[0]()
     return optimizer
+
+
+def parameter_groups(section: OptimizerConfig, task: Task, model: nn.Module) -> Iterable[Any]:
+    """Return what the optimizer gets: what the task says, or the groups of the configuration.
+
+    Raises:
+        ConfigError: if both have groups, or one of the configuration is of no parameter.
+    """
+    if not section.parameter_groups:
+        return task.parameter_groups(model)
+    if getattr(task.parameter_groups, "__func__", None) is not Task.parameter_groups:
+        raise ConfigError(
+            f"optimizer.parameter_groups and {type(task).__name__}.parameter_groups both make groups of the "
+            "parameters. Leave one of them out."
+        )
+    rest = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    names, groups, mistakes = list(rest), list[dict[str, Any]](), list[str]()
+    parts = sorted({part for name in names for part in name.split(".")})
+    for number, group in enumerate(section.parameter_groups):
+        found = {pattern: [*filter(re.compile(pattern).search, names)] for pattern in group.patterns}
+        own = [name for name in rest if any(name in of_pattern for of_pattern in found.values())]
+        groups.append({**group.options, "params": [(name, rest.pop(name)) for name in own]})
+        key = f"optimizer.parameter_groups.{number}"
+        mistakes += [
+            f"{key}: {pattern} is found in no name of a trained parameter. {suggest(pattern, parts)}"
+            for pattern, of_pattern in found.items()
+            if not of_pattern
+        ]
+        if not own and all(found.values()):
+            mistakes.append(f"{key}: all parameters that it names are in groups before it. Leave it out.")
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return [*groups, {"params": [*rest.items()]}] if rest else groups
+
+
+def _require_usable(optimizer: object, config: RunConfig) -> None:
+    """Raise ConfigError if a function made no optimizer, or one cannot do what the configuration asks for."""
+    section = config.optimizer
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"optimizer.class_path: {section.class_path} made a {type(optimizer).__name__}. Name a function "
+            "that returns a torch.optim.Optimizer."
+        )
+    mistakes = [*closure_mistakes(config, type(optimizer))]
+    mistakes += [
+        f"optimizer.parameter_groups.{number}: {type(optimizer).__name__} has no option {name}. "
+        f"{suggest(name, optimizer.defaults)}"
+        for number, group in enumerate(section.parameter_groups)
+        for name in group.options
+        if name not in optimizer.defaults
+    ]
+    if mistakes:
+        raise ConfigError(*mistakes)
 
 
 @contextmanager

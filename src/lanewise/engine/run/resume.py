@@ -5,6 +5,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
 
+from lanewise.engine.run.optimizer import parameter_groups
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.scheduler import retake
 from lanewise.engine.state.restore import find_newest, restore
@@ -56,7 +57,8 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
         both = manifest.identity, run.identity
         before, now = (of.get("optimizer", {}).get("init_args", {}).get("lr") for of in both)
         kept = ("lr",) * (run.plateau is not None and before == now)  # else it would rise to where it began
-        adapt = retake(training, run.runner.task, manifest.step // training.steps_per_value, kept)
+        groups = parameter_groups(run.config.optimizer, run.runner.task, training.model)
+        adapt = retake(training, groups, manifest.step // training.steps_per_value, kept)
     allowed = restore(run.state, run.identity, path, manifest, allow, adapt)
     run.identity["init_from"] = manifest.identity.get("init_from")  # with these weights the run began
     if run.evaluation is not None and run.identity.get("best") != manifest.identity.get("best"):

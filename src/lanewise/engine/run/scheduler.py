@@ -3,7 +3,7 @@
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from lanewise.engine.run.optimizer import build_section
 from lanewise.engine.step.update import Training
 from lanewise.errors import ConfigError
 from lanewise.lanes import Schedule
-from lanewise.task import Task
 
 
 @dataclass(frozen=True)
@@ -152,16 +151,16 @@ def named_factor(section: SchedulerConfig, num_steps: int) -> Callable[[int], fl
 
 
 def retake(
-    training: Training, task: Task, num_steps: int, kept: Collection[str]
+    training: Training, groups: Iterable[Any], num_steps: int, kept: Collection[str]
 ) -> Callable[[dict[str, Any]], None]:
     """Step a new scheduler to where a run is, as the checkpoint's is of another length or other options.
 
-    An option is what the optimizer's constructor or a group of the task names. Else a value of a group is
+    An option is what the optimizer's constructor or a group names. Else a value of a group is
     state, such as the number of steps that schedule-free optimizers keep there.
 
     Args:
         training: of the resumed run, not restored yet.
-        task: of the run.
+        groups: what the optimizer got.
         num_steps: how many steps were taken.
         kept: the names of the options that stay those of the checkpoint.
 
@@ -175,7 +174,6 @@ def retake(
         if scheduler is not None:
             for _ in range(num_steps):
                 scheduler.step()
-    groups = task.parameter_groups(training.model)
     named: list[Mapping[str, Any]] = [inspect.signature(cls).parameters for cls in type(optimizer).__mro__]
     named += [group for group in groups if isinstance(group, Mapping)]
     options = {"initial_lr"}.union(*named) - {"params", "param_names", *kept}

@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from lanewise.config import ClassConfig, DistributedConfig, InitFromConfig, RunConfig, SchedulerConfig
+from lanewise.config import DistributedConfig, RunConfig, SchedulerConfig
+from lanewise.config.check import Section
 from lanewise.config.optimizer_rules import follows_evaluation
 from lanewise.processes.device.determinism import exact_pins
 from lanewise.processes.world.world import World
@@ -33,7 +34,7 @@ def identify(
         # Compiled modules round differently from eager ones, which matters only in exact.
         "compile": None if config.distributed.equality == "close" or compiled is None else asdict(compiled),
         # A restored state replaces the arguments of the object, so others have an effect only if allowed.
-        "optimizer": plain(optimizer.of_class) | ({"closure": True} if optimizer.closure else {}),
+        "optimizer": {name: value for name, value in plain(optimizer).items() if value or name in _ALWAYS},
         "scheduler": None if scheduler is None else _identify_scheduler(config, scheduler, num_steps),
         "num_steps": None if scheduler is None or not scheduler.knows_length else num_steps,
         "max_grad_norm": config.train.max_grad_norm,
@@ -70,6 +71,8 @@ def identify_exact(distributed: DistributedConfig, world: World) -> dict[str, An
     return {"threads": distributed.threads, "random_numbers": _RANDOM_NUMBERS, **exact_pins(world.device)}
 
 
+_ALWAYS = ("class_path", "init_args")
+"""What the identity of an optimizer has even if it is empty; of other keys, earlier versions lack some."""
 _RANDOM_NUMBERS = 2
 """Version of the rule by which random numbers follow from the seed (docs/decisions/0015-seed-always.md)."""
 
@@ -101,7 +104,7 @@ WHY_LENGTH = (
 _WHY = {"num_steps": WHY_LENGTH, "optimizer": ": --allow optimizer sets its options and keeps its state"}
 
 
-def plain(config: ClassConfig | InitFromConfig) -> dict[str, Any]:
+def plain(config: Section) -> dict[str, Any]:
     """Return a section, such as a class and its arguments, as it is read back from JSON."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
     return plain

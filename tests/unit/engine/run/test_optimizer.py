@@ -11,6 +11,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lanewise.config import EvaluateConfig, OptimizerConfig, RunConfig
+from lanewise.config.check import read_section
+from lanewise.config.classes import check_classes
+from lanewise.config.optimizer_rules import check_optimizer
 from lanewise.data import digest
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_model, build_run, build_task
@@ -18,7 +21,7 @@ from lanewise.engine.run.optimizer import build_optimizer
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.run.run import Run
 from lanewise.engine.run.saving import Saving
-from lanewise.errors import ConfigError, PreemptedError, TaskError
+from lanewise.errors import CheckpointError, ConfigError, PreemptedError, TaskError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.device.nested import map_leaves
 from lanewise.processes.world.shards import whole
@@ -26,7 +29,7 @@ from lanewise.processes.world.world import LocalWorld, World
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
-from tests.distributed.tasks import Smooth, configure
+from tests.distributed.tasks import Smooth, configure, train
 from tests.slow import slow
 
 
@@ -37,6 +40,122 @@ def test_a_value_that_torch_refuses_names_the_section():
     said = r"optimizer: torch\.optim\.Adam refuses its arguments: Invalid learning rate: -1\.0\."
     with pytest.raises(ConfigError, match=said):
         build_optimizer(config, task, build_model(task, 0))
+
+
+NO_DECAY = [[["bias", r"^0\."], {"weight_decay": 0.0}], [["3.weight", "weight"], {"lr": 1e-3}]]
+
+
+def with_section(optimizer: str = "torch.optim.AdamW", task: type[Smooth] = Smooth, **keys: Any) -> RunConfig:
+    section = read_section(OptimizerConfig, {"class_path": optimizer, "init_args": {"lr": 1e-2}, **keys})
+    return dataclasses.replace(configure(task), optimizer=section)
+
+
+def built(config: RunConfig) -> torch.optim.Optimizer:
+    task = build_task(config)
+    return build_optimizer(config, task, build_model(task, 0))
+
+
+def test_a_parameter_is_in_the_first_group_of_which_a_pattern_is_in_its_name():
+    optimizer = built(with_section(parameter_groups=NO_DECAY[:1]))
+    shown = [(group["param_names"], group["weight_decay"]) for group in optimizer.param_groups]
+    assert shown == [(["0.weight", "1.bias", "3.bias"], 0.0), (["1.weight", "3.weight"], 0.01)]
+    first, second = built(with_section(parameter_groups=NO_DECAY)).param_groups  # no rest, no third group
+    assert (first["lr"], second["lr"], second["param_names"]) == (1e-2, 1e-3, ["1.weight", "3.weight"])
+
+
+class Grouped(Smooth):
+    """The same by a method."""
+
+    def parameter_groups(self, model):
+        named = dict(model.named_parameters())
+        own = [(name, named.pop(name)) for name in ("0.weight", "1.bias", "3.bias")]
+        return [{"params": own, "weight_decay": 0.0}, {"params": [*named.items()], "lr": 1e-3}]
+
+
+def train_each(world: World, configs: list[RunConfig]) -> list[Any]:
+    return [train(world, config) for config in configs]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_groups_of_the_configuration_train_as_those_of_the_task(num_processes):
+    configs = [with_section(parameter_groups=NO_DECAY), with_section(task=Grouped), with_section()]
+    for by_section, by_method, without in run_distributed(train_each, num_processes, configs):
+        assert by_section == by_method != without
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([[["bais"], {}]], "parameter_groups.0: bais is found in no name .* Did you mean bias?"),
+        (
+            [[["bias"], {}], [["1.bias"], {}]],
+            "parameter_groups.1: all parameters that it names are in groups",
+        ),
+        ([[["bias"], {"weight_decy": 0}]], "0: AdamW has no option weight_decy. Did you mean weight_decay?"),
+        ([[["bias"], {"params": []}]], "0: AdamW has no option params"),
+        ([[["bias("], {}]], r"parameter_groups.0.patterns.0 must be a regular expression: got \"bias\(\""),
+        ([["bias", {}]], r"parameter_groups.0.patterns must be a list.* Write \[bias\]"),
+        ([[["bias"]]], "parameter_groups.0 must be a section with the keys patterns, options"),
+    ],
+)
+def test_a_wrong_group_is_an_error_that_says_what_is_meant(groups, expected):
+    with pytest.raises(ConfigError, match=expected):
+        built(with_section(parameter_groups=groups))
+
+
+def test_groups_of_the_task_and_of_the_configuration_exclude_each_other():
+    with pytest.raises(ConfigError, match=r"Grouped\.parameter_groups both make groups"):
+        built(with_section(task=Grouped, parameter_groups=NO_DECAY))
+
+
+def make_optimizer(parameters: Any, lr: float, kind: str = "AdamW") -> Any:
+    return {"AdamW": torch.optim.AdamW, "LBFGS": torch.optim.LBFGS, "none": list}[kind](
+        parameters, **({} if kind == "none" else {"lr": lr})
+    )
+
+
+def test_a_function_makes_an_optimizer_over_the_groups():
+    by_function = f"{__name__}.{make_optimizer.__name__}"
+    configs = [with_section(by_function, parameter_groups=NO_DECAY), with_section(parameter_groups=NO_DECAY)]
+    for config in configs:
+        check_classes(config)
+        check_optimizer(config, ["cpu"])
+    function, cls = run_distributed(train_each, 1, configs)[0]
+    assert function == cls
+    assert type(built(configs[0])) is torch.optim.AdamW
+
+
+def test_what_a_function_makes_is_checked():
+    def of(kind: str) -> RunConfig:
+        config = with_section(f"{__name__}.{make_optimizer.__name__}", init_args={"lr": 0.1, "kind": kind})
+        return dataclasses.replace(config, precision="fp16")
+
+    with pytest.raises(ConfigError, match=r"made a list. Name a function that returns a torch.optim.Optim"):
+        built(of("none"))
+    with pytest.raises(ConfigError, match="asks for the gradient several times in a step"):
+        built(of("LBFGS"))
+
+
+def test_a_run_goes_on_with_its_groups_and_with_others_if_allowed(tmp_path):
+    def run(section: RunConfig, allow: tuple[str, ...] = ()) -> Run:
+        run = build_run(section, LocalWorld(torch.device("cpu")))
+        checkpoints = CheckpointFolder(tmp_path)
+        if resume_run(run, checkpoints, allow) == 0:
+            saving = Saving(run, checkpoints)
+            Engine(run, saving=saving)
+            saving.save(0, None, stops=False)
+            saving.finish()
+        return run
+
+    run(with_section(parameter_groups=NO_DECAY))
+    assert run(with_section(parameter_groups=NO_DECAY)).training.optimizer.param_groups[1]["lr"] == 1e-3
+    changed = [NO_DECAY[0], [["weight"], {"lr": 2e-3}]]
+    with pytest.raises(CheckpointError, match=r"optimizer was .*parameter_groups"):
+        run(with_section(parameter_groups=changed))
+    allowed = run(with_section(parameter_groups=changed), ("optimizer",))
+    assert allowed.training.optimizer.param_groups[1]["lr"] == 2e-3
+    with pytest.raises(CheckpointError, match="optimizer"):  # other parameters in them
+        run(with_section(parameter_groups=[[["bias"], {}]]), ("optimizer",))
 
 
 class Outside(Smooth):
