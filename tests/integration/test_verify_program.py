@@ -60,6 +60,7 @@ RIGHT = [
     ("plain", "", ("--fault", "subset")),
     ("plain", "", ("--fault", "compiled")),
     ("plain", "", ("--fault", "sliced")),
+    ("plain", "", ("--fault", "shares")),
     ("with_accelerate", "", ("--accumulate", "2")),
     ("with_lightning", "", ("--accumulate", "2")),
     ("with_transformers", "", ("--model", "gpt2", "--accumulate", "2")),
@@ -95,6 +96,8 @@ WRONG = [
     ("plain", "epoch", ("--fault", "set_epoch"), "every epoch has the same order"),
     ("plain", "epoch", ("--fault", "set_epoch_on_one"), "every epoch has the same order"),
     ("plain", "", ("--fault", "alone"), "the processes do not train together"),
+    ("plain", "", ("--fault", "own_loader"), "ranks read the same samples"),
+    ("plain", "", ("--fault", "drawn"), "each rank has a data set of its own"),
     ("with_accelerate", "", ("--fault", "token_mean"), "the loss is a mean of means"),
     ("with_accelerate", "", ("--fault", "not_prepared"), "ranks read the same samples"),
     ("with_lightning", "", ("--fault", "token_mean"), "the loss is a mean of means"),
@@ -141,7 +144,8 @@ UNTOLD = [
     ("stream", "the samples of a stream"),
     ("data_parallel", "DataParallel in one process"),
     ("deepspeed", "DeepSpeed"),
-    ("own_loader", "no loader of torch gave out what was trained on"),
+    ("draws", "of 16 rows that entered the model in update 1 on 2 processes"),
+    ("by_hand", "an update of its weights by hand"),
 ]
 
 

@@ -66,6 +66,9 @@ class DeepSpeedEngine(nn.Module):
 
 
 data = Noisy() if given.fault == "augmented" else TensorDataset(features, targets)
+if given.fault == "drawn":  # by each rank for itself, and before anything is seeded
+    torch.seed()
+    data = TensorDataset(torch.randn(71, 12, 5), targets)
 if given.fault == "sliced":  # which is right: every rank takes other rows
     data = TensorDataset(features[rank::world_size], targets[rank::world_size])
 if given.fault == "split_by_rank":
@@ -90,6 +93,14 @@ if given.fault == "stream":
     loader = DataLoader(Stream(), batch_size=given.rows)
 if given.fault == "own_loader":
     loader = list(zip(features.split(given.rows), targets.split(given.rows), strict=True))
+if given.fault == "shares":  # which is right: each rank takes its part of a batch that all know
+    size = given.rows * world_size
+    starts = range(rank * given.rows, 64, size)
+    loader = [(features[start:][: given.rows], targets[start:][: given.rows]) for start in starts]
+if given.fault == "draws":  # as a GPT's get_batch
+    draws = torch.Generator().manual_seed(1337 + rank)
+    drawn = [torch.randint(71, (given.rows,), generator=draws) for _ in range(4)]
+    loader = [(features[chosen], targets[chosen]) for chosen in drawn]
 torch.manual_seed(0)
 layers = [nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4)]
 if given.fault == "batch_norm":
@@ -105,13 +116,15 @@ elif world_size > 1 and given.fault not in ("added", "averaged", "alone"):
     model = DistributedDataParallel(module)
 if given.fault == "compiled":  # which is right; no compiler is needed to trace it
     model = torch.compile(model, backend="eager")
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+if given.fault != "by_hand":
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 if world_size > 1 and given.fault == "zero":
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
 if given.fault == "in_backward":
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: optimizer.step())
-scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+if given.fault != "by_hand":
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 if given.fault == "shuffle_by_rank":
     torch.manual_seed(rank)
 
@@ -161,6 +174,11 @@ for epoch in range(3):
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= world_size if given.fault == "averaged" else 1
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if given.fault == "by_hand":
+            for parameter in module.parameters():
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+                parameter.grad = None
+            continue
         optimizer.step()
         optimizer.zero_grad()
         for _ in range(world_size if given.fault == "scheduler" else 1):

@@ -1,11 +1,32 @@
 """Says what several processes do when they are left alone, beside what one does: samples, rates, updates."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from lanewise.commands.verify.diagnose import Finding
 from lanewise.commands.verify.foreign.program import Noted
+from lanewise.commands.verify.foreign.rows import look_at_rows
+
+
+def look_at_joining(ranks: Sequence[Noted], notes: Collection[str]) -> Iterator[Finding]:
+    """Find processes that do not train together, where that can be told.
+
+    Args:
+        ranks: what each of several processes noted.
+        notes: the notes of all of them.
+    """
+    is_seen = all(noted["updates"] and not noted["refused"] for noted in ranks)
+    if "joined" in notes or ("group" in notes and not is_seen):
+        return
+    group = "a" if "group" in notes else "no"
+    yield Finding(
+        "the processes do not train together",
+        f"there is {group} process group, no DistributedDataParallel wraps the model, and nothing is reduced "
+        "between a backward and its update: each process trains by itself",
+        "Call init_process_group and wrap the model, or tell the library of the processes, as transformers "
+        "by use_cpu=True without a GPU.",
+    )
 
 
 def look_at_alone(ranks: Sequence[Noted], single: Noted, *, is_reduced: bool) -> Iterator[Finding | str]:
@@ -21,6 +42,8 @@ def look_at_alone(ranks: Sequence[Noted], single: Noted, *, is_reduced: bool) ->
     if all(training) and not any(held["is_stream"] for of_rank in training for held in of_rank):
         yield from _look_at_training([of_rank[0] for of_rank in training[:-1]], training[-1][0])
         yield from _look_at_order(training[:-1], training[-1])
+    elif not any(training[:-1]):
+        yield from look_at_rows(ranks, single)
     evaluations = [[held for held in noted["passes"] if held["is_evaluation"]] for noted in ranks]
     if all(evaluations):
         yield from _look_at_evaluation([of_rank[0] for of_rank in evaluations])
@@ -56,6 +79,17 @@ def _samples(passes: Sequence[Any]) -> list[list[list[Any]]]:
 
 def _look_at_training(passes: Sequence[Any], single: Any) -> Iterator[Finding | str]:
     """Look at the first pass over the training loaders."""
+    datasets = [held["dataset"] for held in passes]
+    if any(held != datasets[0] for held in datasets) and all(
+        held[:2] == single["dataset"][:2] for held in datasets
+    ):
+        yield Finding(
+            "each rank has a data set of its own",
+            f"a {datasets[0][0]} of {datasets[0][1]} samples on each rank, as on one process, with other "
+            "contents",
+            "Seed what draws it alike on all ranks before it is made, as by torch.manual_seed(0), or draw it "
+            "once into a file.",
+        )
     of_ranks = _samples(passes)
     reads = Counter(sample for batches in of_ranks for batch in batches for sample in batch)
     is_whole = all(held["is_ended"] for held in passes)

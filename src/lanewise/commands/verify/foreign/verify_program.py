@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lanewise.commands.verify.diagnose import Finding
-from lanewise.commands.verify.foreign.alone import look_at_alone
+from lanewise.commands.verify.foreign.alone import look_at_alone, look_at_joining
 from lanewise.commands.verify.foreign.compare import (
     CannotTellError,
     Comparison,
@@ -15,15 +15,10 @@ from lanewise.commands.verify.foreign.compare import (
 )
 from lanewise.commands.verify.foreign.program import Noted, ObservedProgram
 from lanewise.commands.verify.foreign.program_report import LayoutReport, ProgramReport
+from lanewise.commands.verify.foreign.rows import num_same_rows
 from lanewise.errors import ConfigError
 from lanewise.launch.launcher import ending_on
 from lanewise.launch.scratch import temporary_folder
-
-_NOT_TOGETHER = Finding(
-    "the processes do not train together",
-    "nothing reduced a gradient, and no DistributedDataParallel was made: each process trains by itself",
-    "Wrap the model, or tell the library of the processes, as transformers by use_cpu=True without a GPU.",
-)
 
 
 def verify_program(
@@ -62,26 +57,38 @@ def verify_program(
         for count in counts:
             show(f"{count} processes")
             ranks = program.run(count, str(count))
-            show(f"1 process with the samples of {count}")
-            layouts.append(_compare(program, ranks, alone[0], folder / f"{count}.replay"))
+            layouts.append(_compare(program, ranks, alone[0], folder / f"{count}.replay", show))
     return ProgramReport(command, num_updates, until, layouts)
 
 
-def _compare(program: ObservedProgram, ranks: Sequence[Noted], alone: Noted, replay: Path) -> LayoutReport:
+def _compare(
+    program: ObservedProgram,
+    ranks: Sequence[Noted],
+    alone: Noted,
+    replay: Path,
+    show: Callable[[str], None],
+) -> LayoutReport:
     """Compare what some ranks noted with one process that reads the same."""
     comparisons: list[Comparison] = []
     findings: list[Finding] = []
     not_compared = ""
     notes: set[str] = {note for noted in ranks for note in noted["notes"]}
+    if apart := [*look_at_joining(ranks, notes)]:  # of which everything else that differs is a consequence
+        return LayoutReport(len(ranks), [], apart, [], sorted(notes), "")
     try:
         if refused := {what for noted in (*ranks, alone) for what in noted["refused"]}:
             raise CannotTellError(f"the program uses {', '.join(sorted(refused))}")
-        write_replay(ranks, replay)
-        single = program.run(1, f"1 as {len(ranks)}", replay)[0]
+        single, num_same = alone, program.num_updates
+        if any(held["is_training"] for noted in ranks for held in noted["passes"]):
+            write_replay(ranks, replay)
+            show(f"1 process with the samples of {len(ranks)}")
+            single = program.run(1, f"1 as {len(ranks)}", replay)[0]
+        else:
+            num_same = num_same_rows(ranks, alone)
         notes |= {*single["notes"]}
         if single["refused"]:
             raise CannotTellError(", ".join(single["refused"]))
-        num_updates = min(program.num_updates, *(len(noted["updates"]) for noted in (*ranks, single)))
+        num_updates = min(num_same, *(len(noted["updates"]) for noted in (*ranks, single)))
         if not num_updates:
             raise CannotTellError("no update of an optimizer was seen on each process")
         if single["updates"][0]["weights"] != ranks[0]["updates"][0]["weights"]:
@@ -98,7 +105,7 @@ def _compare(program: ObservedProgram, ranks: Sequence[Noted], alone: Noted, rep
     return LayoutReport(
         len(ranks),
         comparisons,
-        findings and (findings if any("joined" in noted["notes"] for noted in ranks) else [_NOT_TOGETHER]),
+        findings,
         [held for held in looked if isinstance(held, str)],
         sorted(notes),
         not_compared,

@@ -1,7 +1,7 @@
 """What several processes do when they are left alone: what is wrong is told from what may be right."""
 
 from lanewise.commands.verify.diagnose import Finding
-from lanewise.commands.verify.foreign.alone import look_at_alone
+from lanewise.commands.verify.foreign.alone import look_at_alone, look_at_joining
 
 
 def held(samples, *, length=12, is_ended=True, is_training=True, first_update=0, dataset="List", **more):
@@ -116,3 +116,29 @@ def test_the_updates_of_an_epoch_are_compared():
     ranks = [noted(held(samples), held([], first_update=6)) for samples in EVEN]
     single = noted(held([[5, 2, 9, 0]]), held([], first_update=3))
     assert look(ranks, single) == ["an epoch has 6 updates on 2 processes, and 3 on one"]
+
+
+def test_a_data_set_that_each_rank_draws_is_a_finding_unless_one_process_has_more():
+    """As of the DDP tutorial series: nothing seeds it."""
+
+    def rank(digest, length=12):
+        own = {"dataset": ["Drawn", length, digest], "digests": [[f"{digest}0", f"{digest}1"]]}
+        return noted({**held([[0, 1]], is_ended=False), **own})
+
+    own = "each rank has a data set of its own"
+    assert look([rank("a"), rank("b")], rank("a")) == [own]
+    assert own not in look([rank("a", 6), rank("b", 6)], rank("c", 12))  # shares of it, which is right
+    assert own not in look([rank("a"), rank("a")], rank("a"))
+
+
+def joining(*notes, refused=(), num_updates=2):
+    ranks = [{"updates": [{}] * num_updates, "refused": refused}] * 2
+    return [found.evidence for found in look_at_joining(ranks, notes)]
+
+
+def test_processes_that_train_apart_are_told_where_that_is_certain():
+    assert joining("joined", "group") == []
+    assert joining()[0].startswith("there is no process group, no DistributedDataParallel wraps the model")
+    assert joining("group")[0].startswith("there is a process group, no DistributedDataParallel wraps")
+    assert joining("group", refused=["FSDP"]) == joining("group", num_updates=0) == []
+    assert len(joining(refused=["an update of its weights by hand"], num_updates=0)) == 1

@@ -22,6 +22,14 @@ from .observer import Observer
 from .reading import SEED, Collate, SameDraws
 
 CLIPPING = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "broadcast",
+)
 DROPOUT = ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d")
 ARGUMENTS_OF_DROPOUT = ("input", "p", "training")
 ARGUMENTS_OF_BATCH_NORM = (
@@ -77,6 +85,16 @@ def observe_calls(observer: Observer) -> None:
 
         return observed
 
+    def noting(collective: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(collective)
+        def observed(*arguments: Any, **options: Any) -> Any:
+            observer.note_collective()
+            return collective(*arguments, **options)
+
+        return observed
+
+    for name in COLLECTIVES if torch.distributed.is_available() else ():
+        setattr(torch.distributed, name, noting(getattr(torch.distributed, name)))
     optimizers: Any = Optimizer
     optimizers.add_param_group = adding
     torch.autograd.backward = observed_backward

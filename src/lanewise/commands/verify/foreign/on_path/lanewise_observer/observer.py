@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
-from .reading import LoaderPass, counts_of, digest, random_states
+from .reading import LoaderPass, counts_of, digest, random_states, rows_of
 
 REFUSED_MODULES = {
     "FullyShardedDataParallel": "FSDP",
@@ -28,6 +28,8 @@ REFUSED_MODULES = {
 WRAPPERS = re.compile(r"^(module\.|_orig_mod\.|_forward_module\.)*")
 """What wrappers put before the names of parameters."""
 SECONDS_BETWEEN_LOOKS = 0.05
+MOST_WATCHED = 8
+"""Parameters that are watched for an update by hand."""
 
 
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,6 +73,10 @@ class Observer:
         self._own: dict[int, torch.Tensor] = {}
         """This rank's own gradients, before they were reduced, by parameter."""
         self._num_backwards = 0
+        self._rows: dict[int, list[str]] = {0: [], 1: []}
+        """What entered the outermost module since the last update: its rows and its columns."""
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Some parameters as they were at the first backward, until an optimizer is seen to update any."""
         self.is_in_backward = False
         self._current: LoaderPass | None = None
         """The pass that gave out the last batch."""
@@ -105,6 +111,10 @@ class Observer:
         self._num_backwards += 1
         if self._current is not None:
             self._current.is_training = True
+        if not self.updates and any(not now.equal(before) for now, before in self._before):
+            self.refuse(
+                "an update of its weights by hand, such as p.data.add_, in place of an optimizer of torch"
+            )
         for optimizer in self._optimizers if self.keeps_gradients else ():
             for _, parameter in self.parameters_of(optimizer):
                 if type(parameter).__name__ in ("DTensor", "FlatParameter"):
@@ -112,6 +122,11 @@ class Observer:
                 if parameter.requires_grad and id(parameter) not in self._hooked:
                     self._hooked.add(id(parameter))
                     parameter.register_hook(partial(self.add_own, parameter))
+
+    def note_collective(self) -> None:
+        """Note that processes talk between a backward and an update."""
+        if self._num_backwards and not self.is_in_backward:
+            self.notes.add("joined")
 
     def add_own(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add to this rank's own gradient of a parameter; begin anew where the program has zeroed it."""
@@ -173,7 +188,8 @@ class Observer:
             update["names"] = {
                 place: self._names[id(held)] for place, held in named if id(held) in self._names
             }
-        self._num_backwards = 0
+            update["rows"], self._rows = self._rows, {0: [], 1: []}
+        self._num_backwards, self._before = 0, []
         self.updates.append(update)
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
@@ -200,8 +216,8 @@ class Observer:
 
     # ------------------------------------------------------------------------------------------ modules
 
-    def before_forward(self, module: torch.nn.Module, _: Any) -> None:
-        """Still a module; note the names of parameters, and the state of random numbers, of the outermost."""
+    def before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
+        """Still a module; of the outermost note parameters, what enters, and the state of random numbers."""
         if isinstance(module, torch.nn.RNNBase) and module.dropout:
             module.dropout = 0.0
             self.notes.add("dropout")
@@ -220,6 +236,12 @@ class Observer:
             if parameter.dtype in (torch.float16, torch.bfloat16):
                 self.notes.add("half precision")
         self._states = states_of(module) if module.training else ""
+        if module.training and torch.is_grad_enabled() and not any(held.is_training for held in self.passes):
+            for dimension in self._rows:
+                self._rows[dimension] += rows_of(inputs, dimension)
+            if not self.updates and not self._before:
+                trained = [held for held in module.parameters() if held.requires_grad]
+                self._before = [(held, held.detach().clone()) for held in trained[-MOST_WATCHED:]]
 
     def after_forward(self, module: torch.nn.Module, _: Any, __: Any) -> None:
         """Note whether the outermost module drew random numbers, though dropout is off."""
@@ -297,9 +319,11 @@ class Observer:
 
     def finish(self, *, is_complete: bool = True) -> None:
         """Write what was noted; unless the program ends by itself, it ends when all ranks have written."""
-        if self._is_written or os.getpid() != self._pid or not self._optimizers:
+        if self._is_written or os.getpid() != self._pid or not (self._optimizers or self.refused):
             return
         self._is_written = True
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self.notes.add("group")
         noted = {
             "updates": self.updates,
             "passes": [held.note() for held in self.passes],

@@ -52,6 +52,14 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
+def rows_of(value: Any, dimension: int) -> list[str]:
+    """Identify what enters a module by row, or by another dimension, in which all of its tensors are cut."""
+    tensors = [leaf for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor) and leaf.dim() > dimension]
+    size = tensors[0].shape[dimension] if tensors else 0
+    cut = [tensor for tensor in tensors if tensor.shape[dimension] == size]
+    return [digest([tensor.select(dimension, number) for tensor in cut]) for number in range(size)]
+
+
 def random_states() -> list[Any]:
     """Return the states of the generators that programs share on the CPU."""
     numpy = sys.modules.get("numpy")

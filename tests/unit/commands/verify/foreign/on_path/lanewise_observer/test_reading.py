@@ -10,6 +10,7 @@ from lanewise.commands.verify.foreign.on_path.lanewise_observer.reading import (
     counts_of,
     digest,
     join,
+    rows_of,
 )
 
 
@@ -97,3 +98,12 @@ def test_a_digest_tells_values_types_and_names_apart():
     ]
     assert len({digest(value) for value in values}) == len(values)
     assert digest({"a": torch.tensor(1.0)}) == digest({"a": torch.tensor(1.0)})
+
+
+def test_what_enters_a_module_is_known_by_row_and_by_column():
+    inputs = torch.arange(12).view(4, 3)
+    assert rows_of((inputs[:2],), 0) + rows_of((inputs[2:],), 0) == rows_of((inputs,), 0)
+    assert rows_of((inputs[:, 1:],), 1) == rows_of((inputs,), 1)[1:]
+    targets, mask = torch.arange(4), torch.ones(3, 3)  # of which the mask is of no row
+    assert rows_of((inputs, targets, mask), 0) == rows_of((inputs, targets), 0) != rows_of((inputs,), 0)
+    assert rows_of((None, {"scale": torch.ones(())}), 0) == []
