@@ -24,6 +24,7 @@ import pytest
 
 from tests.integration import mpirun
 from tests.integration.command import BIN, ROOT, Cold, lanewise, run
+from tests.patience import patient
 
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -195,7 +196,7 @@ def run_block(text: str, folder: Path, cache: Path) -> None:
     # A warning is no error to who types it: torch.distributed.launch says that torchrun took its place.
     variables = {**VARIABLES, "XDG_CACHE_HOME": str(cache), "PYTHONWARNINGS": None}
     with Cold(*shell, cwd=folder, variables=variables) as command:
-        command.patience_seconds = 600
+        command.patience_seconds = patient(600)
         command.finish().require_success()
 
 
