@@ -27,6 +27,7 @@ from lanewise.config.orders import OrderConfig as OrderConfig
 from lanewise.config.pins import pin_environment as pin_environment
 from lanewise.config.pins import pinned_variables as pinned_variables
 from lanewise.config.reducers import ALONE as ALONE
+from lanewise.config.reducers import DEFAULT_REDUCER as DEFAULT_REDUCER
 from lanewise.config.reducers import REDUCERS as REDUCERS
 from lanewise.config.reducers import ReducerKind as ReducerKind
 from lanewise.config.reducers import ReducerName as ReducerName

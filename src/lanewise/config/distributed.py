@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import field, replace
-from typing import Annotated, Literal
+from dataclasses import field
+from typing import Annotated, ClassVar, Literal
 
 from lanewise.config.check import A_PATH, Section, above, at_least
 from lanewise.config.launchers import (
@@ -14,7 +14,7 @@ from lanewise.config.launchers import (
     SSHConfig,
     mistakes_of_hosts,
 )
-from lanewise.config.reducers import REDUCERS, ReducerKind, ReducerName
+from lanewise.config.reducers import ALONE, DEFAULT_REDUCER, REDUCERS, ReducerKind, ReducerName
 
 Equality = Literal["close", "exact"]
 CompressionName = Literal["bf16", "fp16"]
@@ -85,22 +85,23 @@ def _reducer_has_its_devices(
     devices: Devices | None, reducer: ReducerName, launcher: LauncherName
 ) -> Iterator[str]:
     num_devices = None if devices is None else _count(devices)
-    if reducer == "single" and num_devices not in (None, 1):
+    if REDUCERS[reducer].runs_on == "device" and num_devices not in (None, 1):
         yield (
-            f"distributed.reducer single needs distributed.devices 1: got {num_devices} devices. "
-            f"Use distributed.reducer=ddp, or distributed.devices=1."
+            f"distributed.reducer {reducer} needs distributed.devices 1: got {num_devices} devices. "
+            "Use distributed.reducer=ddp, or distributed.devices=1."
         )
-    if reducer == "fsdp" and num_devices == 1 and launcher == "local":  # else hosts are counted later
+    is_alone = num_devices == 1 and launcher == "local"  # else hosts are counted later
+    if REDUCERS[reducer].shards_weights and is_alone:
         yield (
-            "distributed.reducer fsdp shares the weights among processes: got distributed.devices 1. "
+            f"distributed.reducer {reducer} shares the weights among processes: got distributed.devices 1. "
             "Use more devices, or distributed.reducer=single."
         )
 
 
-def _fsdp_can_do_it(
+def _shards_can_do_it(
     reducer: ReducerName, equality: Equality, device_type: str, fsdp: FSDPConfig
 ) -> Iterator[str]:
-    if reducer != "fsdp":
+    if not REDUCERS[reducer].shards_weights:
         return
     if equality == "exact" and fsdp.param_dtype != "float32":
         yield (
@@ -119,32 +120,32 @@ def _fsdp_can_do_it(
         )
 
 
-def _ddp_has_options(
+def _reducer_has_options(
     reducer: ReducerName,
     equality: Equality,
     shard_optimizer: bool,
     compression: CompressionName | None,
     sync_batch_norm: bool,
 ) -> Iterator[str]:
-    fsdp_shards = "which shares out the optimizer's state by itself"
-    why = fsdp_shards if reducer == "fsdp" else "where one process has the optimizer"
+    kind, shards = REDUCERS[reducer], "which shares out the optimizer's state by itself"
+    why = shards if kind.shards_weights else "where one process has the optimizer"
     got = {
         "shard_optimizer": f"{reducer}, {why}" if shard_optimizer else "",
         "compression": f"{compression} and {reducer}" if compression else "",
         "sync_batch_norm": reducer if sync_batch_norm else "",
     }
     for name, value in got.items():
-        if value and reducer != "ddp":
+        if value and not kind.has_options:
             yield (
                 f"distributed.{name} is for distributed.reducer ddp: got {value}. "
                 f"Use distributed.reducer=ddp, or leave {name} out."
             )
-    if compression and (reducer, equality) == ("ddp", "exact"):
+    if compression and kind.has_options and equality == "exact":
         yield (
             f"distributed.compression rounds what processes send, so it cannot be exact: got {compression} "
             "and distributed.equality exact. Leave compression out, or use distributed.equality=close."
         )
-    if sync_batch_norm and (reducer, equality) == ("ddp", "exact"):
+    if sync_batch_norm and kind.has_options and equality == "exact":
         yield (
             "distributed.sync_batch_norm depends on the number of processes, so it cannot be exact: got "
             "distributed.equality exact. Leave sync_batch_norm out: BatchNorm's statistics are merged over "
@@ -207,8 +208,8 @@ class DistributedConfig(Section):
         _devices_are_of_one_type,
         _nccl_has_a_gpu_for_each_process,
         _reducer_has_its_devices,
-        _fsdp_can_do_it,
-        _ddp_has_options,
+        _shards_can_do_it,
+        _reducer_has_options,
         _launcher_has_its_hosts,
         _hosts_may_come_and_go,
         _pods_have_an_image,
@@ -218,7 +219,7 @@ class DistributedConfig(Section):
     """Devices of each machine, as a number or as a list such as [cuda:0, cuda:0], or [2, 3] of device_type;
     each has a process, but for data_parallel and balanced_data_parallel; unset: one, or what the joined world
     has."""
-    reducer: ReducerName = "ddp"
+    reducer: ReducerName = DEFAULT_REDUCER
     """How lane gradients become one."""
     equality: Equality = "close"
     """What stays the same on another number of devices: all but rounding (close), or every byte (exact)."""
@@ -249,6 +250,12 @@ class DistributedConfig(Section):
     start_seconds: Annotated[float, above(0)] | None = 1800.0
     """The same until the first step has ended: data may be prepared, and the model compiled. Unset: never."""
 
+    OF_LAUNCHERS: ClassVar = (
+        *("launcher", "hosts", "hostfile", "nodes", "min_nodes", "host_seconds"),
+        *("ssh", "slurm", "kubernetes"),
+    )
+    """The keys that say something to launchers alone, and nothing in the processes that these start."""
+
     launcher: LauncherName = "local"
     """What starts the processes: local, on this machine; ssh, on `hosts`; slurm, a batch job; ray, a cluster
     that runs; kubernetes, of which --dry-run prints the manifests. In a world that torchrun, srun or mpirun
@@ -273,8 +280,9 @@ class DistributedConfig(Section):
     """What the manifests of the launcher kubernetes say of the pods."""
 
     def on_this_machine(self) -> "DistributedConfig":
-        """Return the same without other hosts."""
-        return replace(self, launcher="local", hosts=(), hostfile=None, nodes=None, min_nodes=None)
+        """Return the same without what is for a launcher."""
+        kept = {key: value for key, value in vars(self).items() if key not in self.OF_LAUNCHERS}
+        return DistributedConfig(**kept)
 
     @property
     def lost_seconds(self) -> float | None:
@@ -301,6 +309,11 @@ class DistributedConfig(Section):
     def kind(self) -> ReducerKind:
         """What the reducer says of itself."""
         return REDUCERS[self.reducer]
+
+    @property
+    def reducer_of_several(self) -> ReducerName:
+        """The reducer on several devices: this one, or the default in place of that of a single device."""
+        return DEFAULT_REDUCER if self.reducer == ALONE else self.reducer
 
     @property
     def is_one_process(self) -> bool:

@@ -40,7 +40,7 @@ def check_optimizer(config: RunConfig, devices: Sequence[str]) -> None:
         )
     if options.get("capturable") and "cpu" in devices:
         mistakes.append("optimizer.init_args.capturable needs a GPU: got the device cpu. Remove the key.")
-    if options.get("fused") and distributed.reducer == "fsdp" and distributed.equality == "exact":
+    if options.get("fused") and distributed.kind.shards_weights and distributed.equality == "exact":
         mistakes.append(
             "optimizer.init_args.fused cannot be exact with distributed.reducer fsdp: got true. "
             "torch's fused SGD, for one, rounds the last elements of a tensor differently, and those of a "
@@ -74,7 +74,7 @@ def closure_mistakes(config: RunConfig, optimizer_class: Any) -> Iterator[str]:
     name = config.optimizer.class_path
     if not needs_closure(optimizer_class, is_asked=config.optimizer.closure):
         return
-    if config.distributed.reducer == "fsdp":
+    if config.distributed.kind.shards_weights:
         yield (
             f"optimizer.class_path: {name} looks at the whole gradient, and distributed.reducer fsdp gives "
             "each process a part of it. Use distributed.reducer=ddp."

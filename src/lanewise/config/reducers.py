@@ -33,3 +33,5 @@ REDUCERS: Mapping[ReducerName, ReducerKind] = {
 """The reducers, in the order in which plan shows them; `lanewise.reduce` builds them."""
 ALONE = next(name for name, kind in REDUCERS.items() if kind.runs_on == "device")
 """The reducer of a single device."""
+DEFAULT_REDUCER: ReducerName = "ddp"
+"""The reducer of a run whose configuration names none; with one process it is for one device too."""

@@ -218,7 +218,7 @@ def _weights_travel_as_they_are_used(
     distributed: DistributedConfig, precision: PrecisionName
 ) -> Iterator[str]:
     dtype = distributed.fsdp.param_dtype
-    if distributed.reducer == "fsdp" and dtype not in ("float32", precision):
+    if distributed.kind.shards_weights and dtype not in ("float32", precision):
         yield (
             f"distributed.fsdp.param_dtype {dtype} needs precision {dtype}: got precision {precision}. "
             f"Use precision={dtype}, or param_dtype=float32."
@@ -237,7 +237,7 @@ def _whole_models_have_no_blocks(
             "memory.activation_checkpointing runs blocks again, and compile.blocks whole leaves none: got "
             "both. Use compile.blocks=auto."
         )
-    if distributed.reducer == "fsdp":
+    if distributed.kind.shards_weights:
         yield (
             "distributed.reducer fsdp gathers weights between the blocks, and compile.blocks whole compiles "
             "them into one function: got both. Use compile.blocks=auto, or distributed.reducer=ddp."

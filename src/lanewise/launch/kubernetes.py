@@ -21,8 +21,6 @@ from lanewise.launch.launcher import Launcher
 CONFIG_FILE = "/etc/lanewise/config.yaml"
 """Where the pods find the configuration."""
 
-_OF_LAUNCHERS = ("launcher", "hosts", "hostfile", "nodes", "ssh", "slurm", "ray", "kubernetes")
-"""The keys of `distributed` that say nothing in a pod; those of ssh may hold secrets."""
 _KUBEFLOW = "trainer.kubeflow.org"
 _NODE = "node"
 """The job and the container of a pod, as Kubeflow names them."""
@@ -97,7 +95,8 @@ def _without_launcher(configuration: str) -> str:
     if not isinstance(tree, dict):
         raise ConfigError(f"the configuration must be a mapping of its sections: got {configuration:.80}.")
     section = tree.get("distributed") or {}
-    kept = {key: value for key, value in section.items() if key not in _OF_LAUNCHERS}
+    # Those of ssh may hold secrets.
+    kept = {key: value for key, value in section.items() if key not in DistributedConfig.OF_LAUNCHERS}
     return write_yaml({**tree, "distributed": kept})
 
 

@@ -1,5 +1,7 @@
 """What must hold among the keys of `distributed`."""
 
+from dataclasses import fields
+
 import pytest
 
 from lanewise.config import DistributedConfig, FSDPConfig
@@ -204,3 +206,13 @@ def test_the_launcher_kubernetes_needs_an_image():
     )
     DistributedConfig(launcher="kubernetes", kubernetes={"image": "digits:1"}, nodes=2)
     DistributedConfig()
+
+
+def test_what_is_for_a_launcher_is_known_of_each_key():
+    """A key that was not among these reached the pods of kubernetes, for which it says nothing."""
+    names = [field.name for field in fields(DistributedConfig)]
+    assert tuple(names[names.index("launcher") :]) == DistributedConfig.OF_LAUNCHERS
+    config = DistributedConfig(
+        devices=2, equality="exact", launcher="ssh", hosts=("a",), min_nodes=1, host_seconds=5
+    )
+    assert config.on_this_machine() == DistributedConfig(devices=2, equality="exact")

@@ -157,7 +157,7 @@ def test_no_value_of_a_variable_is_printed(kind):
 
 
 def test_the_pods_read_the_configuration_without_its_launcher(tmp_path: Path):
-    config = config_of(EVERYTHING, nodes=2, devices=4, max_restarts=1)
+    config = config_of(EVERYTHING, nodes=2, host_seconds=5, devices=4, max_restarts=1)
     text = documents(config)["ConfigMap"]["data"]["config.yaml"]
     (tmp_path / "config.yaml").write_text(text)
     read = load_config(str(tmp_path / "config.yaml"))

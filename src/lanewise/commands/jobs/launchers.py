@@ -241,7 +241,7 @@ def _elastic(job: Job) -> Elastic | None:
             "Use a smaller min_nodes, or name more hosts."
         )
     fewest = sum(sorted(number for _, number in hosts)[:num_nodes])
-    if distributed.reducer == "fsdp" and fewest < 2:
+    if distributed.kind.shards_weights and fewest < 2:
         raise ConfigError(
             f"distributed.reducer fsdp needs two processes at least: got distributed.min_nodes={num_nodes}, "
             "with which one may be left. Use min_nodes=2, or reducer=ddp."

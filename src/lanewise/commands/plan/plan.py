@@ -7,7 +7,7 @@ from lanewise.commands.plan.formulas import peak_memory, sent_bytes
 from lanewise.commands.plan.measure import largest_batch, measure
 from lanewise.commands.plan.memory import Setting
 from lanewise.commands.plan.result import FRAGMENTATION, Plan, Row
-from lanewise.config import REDUCERS, ActivationCheckpointingConfig, RunConfig
+from lanewise.config import DEFAULT_REDUCER, REDUCERS, ActivationCheckpointingConfig, RunConfig
 from lanewise.config.class_path import add_search_path
 from lanewise.config.classes import check_classes
 from lanewise.engine.run.build import build_task
@@ -101,7 +101,7 @@ def _with_checkpointing(config: RunConfig, section: ActivationCheckpointingConfi
 def in_eager_mode(config: RunConfig) -> RunConfig:
     """Return the run in one process that has the whole model, in eager mode."""
     here = config.distributed.on_this_machine()
-    distributed = replace(here, reducer="ddp", devices=None, sync_batch_norm=False)
+    distributed = replace(here, reducer=DEFAULT_REDUCER, devices=None, sync_batch_norm=False)
     return replace(config, distributed=distributed, compile=None)
 
 

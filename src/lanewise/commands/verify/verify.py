@@ -119,12 +119,11 @@ def _in_exact(config: RunConfig, num_devices: int) -> RunConfig:
     devices: int | tuple[str, ...] = num_devices
     if num_accelerators and num_devices > num_accelerators:
         devices = tuple(f"{accelerator_type()}:{rank % num_accelerators}" for rank in range(num_devices))
-    reducer = "ddp" if config.distributed.reducer == ALONE else config.distributed.reducer
     distributed = replace(
         config.distributed.on_this_machine(),
         devices=devices,
         equality="exact",
-        reducer=reducer if num_devices > 1 else ALONE,
+        reducer=config.distributed.reducer_of_several if num_devices > 1 else ALONE,
         fsdp=replace(config.distributed.fsdp, cpu_offload=False),  # which changes where, not what
         compression=None,
         sync_batch_norm=False,

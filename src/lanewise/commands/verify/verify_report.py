@@ -10,7 +10,7 @@ from lanewise.commands.printed import Printed
 from lanewise.commands.verify.diagnose import Finding
 from lanewise.commands.verify.evidence import LayoutResult
 from lanewise.commands.verify.trace import CHECKS, StepTrace
-from lanewise.config import ALONE, RunConfig
+from lanewise.config import RunConfig
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,10 +40,9 @@ class VerifyReport(Printed):
         sizes = {step.step + 1: sum(map(len, step.samples.values())) for step in self.steps}
         steps = [str(step) for step in sizes]
         steps += [f"step {step} with {size} of {full} samples" for step, size in sizes.items() if size < full]
-        reducer = self.config.distributed.reducer
         return (
             f"steps {', '.join(steps) or '-'}; {batch.num_lanes} lanes; precision {self.config.precision}; "
-            f"reducer {'ddp' if reducer == ALONE else reducer}; compared with one process, byte for byte"
+            f"reducer {self.config.distributed.reducer_of_several}; compared with one process, byte for byte"
         )
 
     def table(self) -> Table:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from lanewise.config import RunConfig
+from lanewise.config import ALONE, RunConfig
 from lanewise.data import LaneSource
 from lanewise.engine.evaluation.evaluation import Evaluation
 from lanewise.engine.run.optimizer import evaluation_weights
@@ -111,7 +111,7 @@ class Run:
             steps,
             processes if num_replicas == 1 else f"{num_replicas} devices in {processes}",
             world.device.type,
-            distributed.reducer if num_devices > 1 else "single",
+            distributed.reducer if num_devices > 1 else ALONE,
             distributed.equality,
             " or ".join(map(str, lanes_each)),
             distributed.threads,
