@@ -31,7 +31,7 @@ from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.lanes import TaskLane
 from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
-from lanewise.errors import TaskError
+from lanewise.errors import MOST_SHOWN, TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.accelerator import start_copy_to_host
 from lanewise.processes.device.nested import copied, map_leaves
@@ -108,14 +108,14 @@ class SecondRun(Look):
             self._buffers.reset()
 
     def _gradients(self, made: object) -> list[torch.Tensor]:
-        """Return the norm of each parameter's gradient, which goes into no `param.grad`.
+        """Return a number for each parameter's gradient, which goes into no `param.grad`.
 
         None where autograd refuses, as under activation checkpointing with use_reentrant=True.
         """
-        norms = [parameter.new_zeros(()) for parameter in self._reducer.parameters]
+        numbers = [parameter.new_zeros(()) for parameter in self._reducer.parameters]
 
         def drop(number: int, gradient: torch.Tensor) -> torch.Tensor:
-            norms[number] = _number(gradient)
+            numbers[number] = _number(gradient)
             return gradient.new_zeros(()).expand_as(gradient)  # which has the memory of one element
 
         roots = [
@@ -126,7 +126,7 @@ class SecondRun(Look):
                 handles.callback(parameter.register_hook(partial(drop, number)).remove)
             if roots:
                 torch.autograd.grad(roots, self._reducer.parameters, allow_unused=True)
-            return norms
+            return numbers
         return []
 
     def _look(self) -> dict[str, str]:
@@ -145,16 +145,19 @@ class SecondRun(Look):
         if all(all(map(are_close, *both)) for both in pairwise(results)):
             return
         now = self._look()
-        names = sorted(name for name in now | self._before if now.get(name) != self._before.get(name))
+        changed = [name for name in now | self._before if now.get(name) != self._before.get(name)]
+        # What began to exist in the pass is more often a result than a cause.
+        names = sorted(changed, key=lambda name: (name not in self._before, name))
+        more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+        told = f"{', '.join(names[:MOST_SHOWN])}{more}" or "what neither the model nor the task shows"
         raise TaskError(
-            f"{', '.join(names[:3]) or 'what neither the model nor the task shows'} changed in {where}, and "
-            f"lane {turn.lane} of step {turn.step + 1} depends on it: run twice more, from equal weights, "
-            "buffers and random state, it gave another result. Each process runs some of the lanes only, so "
-            "every number of devices would train another model. self.progress says where the run is. Make a "
-            "running statistic a buffer of the model (register_buffer), which becomes the mean over the "
-            "lanes. What is of the whole step is a buffer that step_state names, written in after_update "
-            "from what lanes gather (docs/losses.md). Draw random numbers from the default generators, which "
-            "are seeded for every lane."
+            f"{told} changed in {where}, and lane {turn.lane} of step {turn.step + 1} depends on it: run "
+            "twice more, from equal weights, buffers and random state, it gave another result. Each process "
+            "runs some of the lanes only, so every number of devices would train another model. "
+            "self.progress says where the run is. Make a running statistic a buffer of the model "
+            "(register_buffer), which becomes the mean over the lanes. What is of the whole step is a buffer "
+            "that step_state names, written in after_update from what lanes gather (docs/losses.md). Draw "
+            "random numbers from the default generators, which are seeded for every lane."
         )
 
 
@@ -178,11 +181,18 @@ def _numbers(made: object) -> list[torch.Tensor]:
 
 
 def _number(leaf: Any) -> torch.Tensor:
-    """Return the value of a number, or the norm of a tensor; where it is not finite, that is all it tells."""
+    """Return the value of a number; of a tensor its norm plus its share along the vector of ones.
+
+    The norm alone is equal where signs differ. Both feel errors of rounding alike. Where the number is not
+    finite, that is all it tells.
+    """
     tensor = torch.as_tensor(leaf).detach()
     tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     is_number = tensor.numel() == 1 and not tensor.is_complex()
-    number = tensor.reshape(()) if is_number else torch.linalg.vector_norm(tensor)
+    if is_number:
+        number = tensor.reshape(())
+    else:
+        number = torch.linalg.vector_norm(tensor) + tensor.sum().real / math.sqrt(max(1, tensor.numel()))
     return number.nan_to_num(-1.0, -1.0, -1.0)
 
 

@@ -159,17 +159,32 @@ def test_what_only_other_lanes_changed_is_refused():
         run(build(nn.Linear(2, 1), task), factor, num_lanes=3)
 
 
-def test_a_gradient_that_depends_on_what_a_hook_counted_is_refused():
-    model = nn.Linear(2, 1)
+@pytest.mark.parametrize("factor", [lambda calls: calls, lambda calls: (-1) ** calls], ids=["size", "sign"])
+def test_a_gradient_that_depends_on_what_a_hook_counted_is_refused(factor):
+    """Gradients were compared by their norms, which are equal where only the sign differs."""
+    model = nn.Linear(2, 1, bias=False)
     model.calls = 0
 
     def scale(gradient):
         model.calls += 1
-        return gradient * model.calls
+        return gradient * factor(model.calls)
 
     model.register_forward_hook(lambda _, __, outputs: outputs.register_hook(scale) and None)
     with pytest.raises(TaskError, match=r"model\.calls changed"):
         run(build(model), lambda: 1.0)
+
+
+def test_of_many_names_those_that_were_there_before_come_first():
+    """Three names in the order of the alphabet hid the cause behind outputs that somebody keeps."""
+    task = SimpleNamespace(steps=0)
+
+    def factor():
+        task.steps += 1
+        vars(task).update({f"output_{number}": torch.rand(3) for number in range(9)})
+        return task.steps
+
+    with pytest.raises(TaskError, match=r"task\.steps, task\.output_0, .*output_6 and 2 more changed in"):
+        run(build(nn.Linear(2, 1), task), factor)
 
 
 def test_what_was_kept_from_the_step_before_is_found_by_a_process_with_one_lane():
