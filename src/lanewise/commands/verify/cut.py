@@ -90,7 +90,7 @@ def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
     if owners:
         for owner in owners:
             probed.model.get_submodule(owner).training = True
-        with suppress(ValueError):  # of a part of one sample, which has no statistics
+        with suppress(ValueError, TaskError):  # of a part of one sample, which has no statistics
             if _compare_cuts(probed, samples, (len(samples) + 1) // 2, says_how=False).influence:
                 found = replace(found, statistics_of=", ".join(filter(None, owners[:3])) or "the model")
         probed.model.eval()

@@ -105,13 +105,15 @@ def over_the_rare(logits: torch.Tensor, classes: torch.Tensor) -> Loss:
     return Loss(F.cross_entropy(logits, classes, reduction="sum"), classes.sum())
 
 
-def probe(judge: Any, task: type[Task] = Judged, **attributes: Any) -> CutProbe:
+def probe(
+    judge: Any, task: type[Task] = Judged, size: int = 4, changed_buffers: Any = (), **attributes: Any
+) -> CutProbe:
     made = type("Judging", (task,), {"judge": staticmethod(judge), "__module__": __name__, **attributes})
     globals()["Judging"] = made  # where the configuration finds it
     config = configure(made, num_lanes=4)
-    batch = BatchConfig(global_batch_size=16, micro_batch_size=4)
+    batch = BatchConfig(global_batch_size=4 * size, micro_batch_size=size)
     probed = ProbedRun(type(config)(**{**vars(config), "batch": batch}), torch.device("cpu"))
-    return probe_cut(probed, [])
+    return probe_cut(probed, changed_buffers)
 
 
 def influence(judge: Any, task: type[Task] = Judged, **attributes: Any) -> str:
@@ -149,6 +151,19 @@ def test_comparisons_are_seen_where_all_outputs_are_zeros_at_first(judge):
 def test_a_mean_over_class_weights_is_seen_though_the_first_lane_has_one_class():
     """It was missed once, as only the first lane's micro-batch was cut."""
     assert influence(lambda *given: F.cross_entropy(*given, weight=RARE)) == "weights"
+
+
+class Normed(Judged):
+    """Has statistics, which a micro-batch of one sample has not."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4))
+
+
+def test_a_mean_over_class_weights_is_seen_where_half_a_micro_batch_has_no_statistics():
+    """The error of the half in training mode hid what was found before it, and the task was verified."""
+    found = probe(lambda *given: F.cross_entropy(*given, weight=RARE), Normed, 2, ["1.running_mean"])
+    assert (found.influence, found.why_not) == ("weights", "")
 
 
 @pytest.mark.filterwarnings("ignore:std")
