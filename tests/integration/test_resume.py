@@ -79,15 +79,16 @@ def test_a_run_dir_that_holds_a_run_needs_resume_or_another_run_dir(stopped):
     assert result(stopped.parent) == before
 
 
-def test_resume_in_an_empty_run_dir_starts_and_names_the_runs_beside_it(tmp_path, whole):
-    """A mistyped name began anew after one line that nobody reads."""
-    shutil.copytree(whole / "run", tmp_path / "other")
-    shutil.copytree(whole / "run", tmp_path / "rum")
-    done = train(write_noisy(tmp_path), "--resume").require_success()
+def test_resume_in_an_empty_run_dir_starts_and_names_the_runs_near_it(tmp_path, whole):
+    """A mistyped name, of the run or of the folder around it, began anew after one line that nobody reads."""
+    near, folder = [tmp_path / "runs" / "rum", tmp_path / "run" / "other"], tmp_path / "runs"
+    for run_dir in near:
+        shutil.copytree(whole / "run", run_dir)
+    done = train(write_noisy(folder), "--resume").require_success()
     said = done.stderr.replace("\n", " ")
-    assert "starting from the beginning. Beside it there are checkpoints in " in said
-    assert f"{tmp_path / 'rum'}, {tmp_path / 'other'}" in said
-    assert result(tmp_path) == result(whole)
+    assert "starting from the beginning. Near it there are checkpoints in " in said
+    assert ", ".join(map(str, near)) in said
+    assert result(folder) == result(whole)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
     found = find_newest(folder, run.world)
     if found is None:
         if rank == 0:
-            told = "" if run.world.is_restarted else _others_beside(folder.path.parent)
+            told = "" if run.world.is_restarted else _others_near(folder.path.parent)
             logger.warning("no checkpoint in %s yet: starting from the beginning%s", folder.path, told)
         return 0
     path, manifest = found
@@ -71,8 +71,11 @@ def resume_run(run: Run, folder: CheckpointFolder, allow: Collection[str]) -> in
     return manifest.step
 
 
-def _others_beside(run_dir: Path) -> str:
-    """Name the runs beside one that have checkpoints, the nearest names first: it may be misspelt."""
-    saved = {str(found.parents[1]) for found in run_dir.parent.glob("*/checkpoints/step-*")}
+def _others_near(run_dir: Path) -> str:
+    """Name runs that have checkpoints, the nearest names first, as it or its parent may be misspelt."""
+    parent = run_dir.parent
+    alike = get_close_matches(parent.name, [folder.name for folder in parent.parent.glob("*")])
+    folders = {parent, *(parent.parent / name for name in alike)}
+    saved = {str(run.parents[1]) for folder in folders for run in folder.glob("*/checkpoints/step-*")}
     near = get_close_matches(str(run_dir), sorted(saved), n=_MOST_SHOWN, cutoff=0.0)
-    return f". Beside it there are checkpoints in {', '.join(near)}" if near else ""
+    return f". Near it there are checkpoints in {', '.join(near)}" if near else ""
