@@ -30,11 +30,11 @@ from lanewise.processes.world.world import World
 class LaneJob(PlannedJob):
     """Takes the steps before the plan's last one again, then a lane of that; returns a mapping.
 
-    `samples`: dataset indices, of a stream their numbers. `loss`: the mean over its units, NaN where another
-    lane tells the loss of all; `weight`. `digests` and `norms` of the gradient of each parameter that it
-    reaches, as it enters the tree: multiplied by `scale`, the loss scale. `alone`: each sample with its loss
-    alone, which is another computation, and `why_not` of those for which that cannot be. `missing` are those
-    that the dataset does not have, and `inputs` is the digest of the batch.
+    `samples`: dataset indices, of a stream their numbers. `loss`: the mean over its units, where it has none
+    the sum, NaN where another lane tells the loss of all; `weight`. `digests` and `norms` of the gradient of
+    each parameter that it reaches, as it enters the tree: multiplied by `scale`, the loss scale. `alone`:
+    each sample with its loss alone, which is another computation, and `why_not` of those for which that
+    cannot be. `missing` are those that the dataset does not have, and `inputs` is the digest of the batch.
 
     With `keeps` also `tensors`: the `model`'s state, the `batch`, the `outputs` and the `gradients`.
     """
@@ -127,7 +127,7 @@ def _losses(replay: Replay, kept: StepBatches, lane: int) -> Iterator[tuple[Lane
 
 
 def _mean(loss: LaneLoss) -> float:
-    return loss.sum.item() / loss.weight if loss.sum is not None and loss.weight else math.nan
+    return math.nan if loss.sum is None else loss.sum.item() / (loss.weight or 1.0)
 
 
 def _samples_alone(run: Run, batch: LaneBatch) -> tuple[list[tuple[int, float]], str]:
