@@ -91,9 +91,10 @@ test-oldest: $(OLDEST_STAMP) ## run the architecture and unit tests with the old
 	$(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" \
 	    tests/architecture tests/unit $(PYTEST_ARGS)
 
-soak: $(STAMP) ## kill a run 20 times at random moments and compare how it ends; load 5,000 damaged configurations
+soak: $(STAMP) ## kill a run 20 times, and lose or drain 30 hosts, at random moments and compare how it ends; load 5,000 damaged configurations
 	PYTHONPATH=. $(BIN)/python -m tests.soak.kill_and_resume
 	PYTHONPATH=. $(BIN)/python -m tests.soak.mutate_configurations
+	PYTHONPATH=. $(BIN)/python -m tests.soak.lose_hosts
 
 failures: $(STAMP) ## let a run fail in every way that is known, and write tests/integration/failures.md (as root, ten minutes)
 	PYTHONPATH=. $(BIN)/python -m tests.integration.failure_table

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def wait_for_step(config: Path, step: int) -> None:
 def wait_for_start(config: Path, number: int, hosts: Sequence[str]) -> None:
     """Wait until so many starts have begun, the last of them with these hosts."""
     wait_for(lambda: len(starts(config)) >= number, every_seconds=0.05)
-    assert list(starts(config)[-1]["hosts"]) == list(hosts), said(config)
+    assert list(starts(config)[number - 1]["hosts"]) == list(hosts), said(config)
 
 
 def host_process(cluster: Cluster, number: int) -> int:
@@ -94,3 +94,19 @@ def lose(cluster: Cluster, number: int) -> None:
 def drain(cluster: Cluster, number: int) -> None:
     """Tell a host to stop."""
     os.kill(host_process(cluster, number), signal.SIGTERM)
+
+
+def freeze(cluster: Cluster, number: int) -> None:
+    os.kill(host_process(cluster, number), signal.SIGSTOP)
+
+
+def cut(cluster: Cluster, number: int) -> None:
+    cluster.hosts[number].cut()
+
+
+DISTURBANCES: dict[str, Callable[[Cluster, int], None]] = {
+    "lose": lose,
+    "cut": cut,
+    "freeze": freeze,
+    "drain": drain,
+}

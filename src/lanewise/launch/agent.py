@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import final
 
 from lanewise.launch.fork_client import SECONDS_BETWEEN_LOOKS, Fork, fork_client
-from lanewise.processes.watch.channel import SILENCE, STORE_LOST, Beat, Channel, failure_of
+from lanewise.processes.watch.channel import STORE_LOST, Beat, Channel, failure_of
 from lanewise.processes.watch.failure import (
     ERROR_FILE_VARIABLE,
     LAUNCHER_SHOWS_VARIABLE,
+    SILENCE,
     Failure,
     recorded_failure,
 )

@@ -24,7 +24,6 @@ workers save first: that of Slurm ends srun, too, and a shutdown ends sshd first
 import base64
 import hashlib
 import json
-import math
 import os
 import select
 import signal
@@ -57,6 +56,7 @@ SECONDS_BETWEEN_BEATS = 0.5
 _LOOKS_PER_BEAT = 5
 """How often it looks whether the workers train: from then on a signal lets them save."""
 _SECONDS_FOR_THE_FIRST_WORD = 60.0
+_SECONDS_TO_SEE = 100.0
 _SECONDS_FOR_SLURMS_SIGNAL = 2.0
 """How much later than to srun it may come to this process."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -187,8 +187,8 @@ class HostProcess:
         with tempfile.TemporaryFile() as said, Path(os.devnull).open("rb") as nothing:
             streams = nothing.fileno(), said.fileno(), 2
             fork = fork_client({}).run(module, arguments, environment=os.environ, streams=streams)
-            if code := fork.wait(math.inf):
-                raise LaunchError(f"the process that looks at the run there ended with exit code {code}.")
+            if (code := fork.wait(_SECONDS_TO_SEE)) != 0:  # None where its file system does not answer
+                raise LaunchError(f"no process could look at the run there: its exit code is {code}.")
             said.seek(0)
             return json.load(said)  # type: ignore[no-any-return]
 

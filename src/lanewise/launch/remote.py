@@ -20,8 +20,8 @@ from lanewise.launch.agree import Agreement, Project, interface_variables
 from lanewise.launch.launcher import Launcher, count_processes, run_again
 from lanewise.launch.membership import RESIZED, Members
 from lanewise.launch.wire import STDERR, Event, HostError, RemoteHost, Wire
-from lanewise.processes.watch.channel import SILENCE, STORE_LOST, failure_of
-from lanewise.processes.watch.failure import LOST_HOST, Failure
+from lanewise.processes.watch.channel import STORE_LOST, failure_of
+from lanewise.processes.watch.failure import LOST_HOST, SILENCE, Failure
 
 _ERASE = "\r\033[K"
 _SECONDS_BETWEEN_LOOKS = 0.2

@@ -6,8 +6,8 @@ import pytest
 
 from lanewise.launch import JobFiles
 from lanewise.launch.agent import _first_failure
-from lanewise.processes.watch.channel import SILENCE, failure_of
-from lanewise.processes.watch.failure import ERROR_FILE_VARIABLE, Failure, record_failure
+from lanewise.processes.watch.channel import failure_of
+from lanewise.processes.watch.failure import ERROR_FILE_VARIABLE, SILENCE, Failure, record_failure
 from lanewise.processes.watch.store import StoreLostError
 from tests.unit.processes.watch.store import make_beat, make_channels
 

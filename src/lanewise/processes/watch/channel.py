@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar, final
 
 from lanewise.processes.die_with_parent import end_session
-from lanewise.processes.watch.failure import Failure, described
+from lanewise.processes.watch.failure import SILENCE, Failure, described
 from lanewise.processes.watch.heartbeat import COMMUNICATION, DONE, START, Note
 from lanewise.processes.watch.process import ENDED, is_sibling, process_table, state_of
 from lanewise.processes.watch.store import StoreLostError, TimedStore
@@ -37,8 +37,6 @@ from lanewise.processes.watch.typed_json import read_typed
 T = TypeVar("T")
 
 _UNREACHABLE = "which fell silent, with its host or the way to it"
-SILENCE = "silence"
-"""The kind of a failure that other ranks noticed: the rank itself said nothing."""
 STORE_LOST = StoreLostError.__name__
 """The kind of a failure where nobody can say more than that the store is lost."""
 

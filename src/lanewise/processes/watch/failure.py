@@ -38,7 +38,9 @@ of a LostRankError of its hook."""
 
 LOST_HOST = "lost host"
 """The kind of a failure where the launcher knows only that a host is lost."""
-_OF_LOST = (LOST_HOST, StoreLostError.__name__)
+SILENCE = "silence"
+"""The kind of a failure that other ranks noticed: the rank itself said nothing."""
+_OF_LOST = (LOST_HOST, SILENCE, StoreLostError.__name__)
 """The kinds of failures that are no error of the run, whose step is unknown."""
 _MOST_CHARACTERS = 2**16
 """How long each text of a failure may be: the store takes no message of many megabytes."""

@@ -63,6 +63,17 @@ def test_what_hosts_that_come_and_go_cannot_do_is_said_before_anything(tmp_path,
         launcher_of(TrainJob(config))
 
 
+def test_a_hostfile_is_read_again_while_the_run_goes_on(tmp_path):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("a\nb slots=2\n")
+    job = over_ssh(tmp_path)
+    keys = {"hosts": (), "hostfile": str(hostfile), "min_nodes": 1}
+    distributed = dataclasses.replace(job.config.distributed, **keys)
+    launcher = launcher_of(TrainJob(dataclasses.replace(job.config, distributed=distributed)))
+    hostfile.write_text("a\nb slots=2\nc\n")
+    assert launcher.project.elastic.hosts() == [("a", 1), ("b", 2), ("c", 1)]
+
+
 def test_two_devices_of_the_fewest_hosts_are_enough_for_fsdp(tmp_path):
     job = over_ssh(tmp_path)
     hosts = dataclasses.replace(job.config.distributed, hosts=("a:2", "b:2"), min_nodes=1, reducer="fsdp")

@@ -86,7 +86,7 @@ def test_a_mistake_or_the_same_error_at_the_same_step_is_final():
     assert Failure.of(raised(ConfigError("no such key.")), rank=0).is_final(None)
 
 
-@pytest.mark.parametrize("kind", [LOST_HOST, "StoreLostError"])
+@pytest.mark.parametrize("kind", [LOST_HOST, "silence", "StoreLostError"])
 def test_two_lost_hosts_are_not_the_same_error_at_the_same_step(kind):
     """Nobody knows at which step each was lost, and they may be different ones."""
     lost = dataclasses.replace(Failure.of(raised(WorldError("host gpu1 is gone.")), rank=0), kind=kind)
