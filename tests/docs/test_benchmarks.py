@@ -24,6 +24,8 @@ def test_a_page_says_what_was_measured(page, tmp_path):
 
 
 def test_where_lanewise_is_behind_is_said(monkeypatch):
+    assert "slower than by Fabric and Ignite" in writer.steps() or ", commit " in writer.facts("tiny_step")
+    monkeypatch.setattr(writer, "facts", lambda *_: "Medians of today, commit 1a2b3c4d, 2 cores.")
     times = {"lanewise": "1.75", "Ignite": "1.40", "Fabric": "1.57"}
     monkeypatch.setattr(writer, "step", lambda *step: times.get(step[-1], "1.90"))
     shown = writer.steps()
