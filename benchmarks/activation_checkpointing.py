@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from section import publish, ratios, spread, table
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -29,22 +30,35 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "char_gpt"))
 from char_gpt import GPT, GPTConfig
 
 NUM_LAYERS = 36
+GROUP = 6
+"""Layers of a larger block, in which they may be blocks themselves."""
+
+
+class Group(nn.Sequential):
+    """Some layers as one block."""
+
+
+def build(num_layers: int, group: int = 1) -> GPT:
+    """Return the model with so many layers, in blocks of so many."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(num_layers=num_layers), vocabulary_size=65)
+    layers = list(model.blocks.children())
+    if group > 1:
+        groups = (Group(*layers[first : first + group]) for first in range(0, num_layers, group))
+        model.blocks = nn.Sequential(*groups)
+    return model
+
+
+def forward_and_backward(model: GPT, texts: torch.Tensor) -> None:
+    """Compute the gradients of texts."""
+    model.zero_grad(set_to_none=False)
+    F.cross_entropy(model(texts[:, :-1]).flatten(0, 1), texts[:, 1:].flatten()).backward()
 
 
 def build_sides() -> dict[str, Callable[[], None]]:
     """Return a forward and backward of the same model for each side."""
-    torch.manual_seed(0)
     torch.set_num_threads(1)
-    plain = GPT(GPTConfig(num_layers=NUM_LAYERS), vocabulary_size=65)
-    texts = torch.randint(65, (16, 65))
-
-    def side(model: GPT) -> Callable[[], None]:
-        def run() -> None:
-            model.zero_grad(set_to_none=False)
-            F.cross_entropy(model(texts[:, :-1]).flatten(0, 1), texts[:, 1:].flatten()).backward()
-
-        return run
-
+    plain, texts = build(NUM_LAYERS), torch.randint(65, (16, 65))
     bare, later, first = (copy.deepcopy(plain) for _ in range(3))
     for layer in bare.get_submodule("blocks").children():
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
@@ -52,7 +66,7 @@ def build_sides() -> dict[str, Callable[[], None]]:
     compare_runs([later], is_on=False)
     checkpoint_activations(first)
     models = {"without": plain, "torch": bare, "lanewise": later, "lanewise, in the first step": first}
-    return {name: side(model) for name, model in models.items()}
+    return {name: partial(forward_and_backward, model, texts) for name, model in models.items()}
 
 
 def mebibytes(run: Callable[[], None]) -> float:
@@ -64,8 +78,29 @@ def mebibytes(run: Callable[[], None]) -> float:
         return float(live.peak_bytes - left) / 2**20
 
 
+def by_depth() -> Iterator[list[str]]:
+    """Yield rows: what is kept with fewer layers, and with larger blocks."""
+    texts = torch.randint(65, (16, 65))
+    block = type(next(build(1).blocks.children())).__name__
+    sides = {
+        "without": (1, []),
+        "each layer": (1, [block]),
+        f"{GROUP} layers": (GROUP, ["Group"]),
+        f"{GROUP} layers, and each in them": (GROUP, ["Group", block]),
+    }
+    for name, (group, blocks) in sides.items():
+        kept = []
+        for num_layers in (12, NUM_LAYERS):
+            model = build(num_layers, group)
+            if blocks:
+                checkpoint_activations(model, blocks)
+                compare_runs([model], is_on=False)
+            kept.append(f"{mebibytes(partial(forward_and_backward, model, texts)):.0f}")
+        yield [name, *kept]
+
+
 def measure(num_rounds: int) -> Iterator[str]:
-    """Yield a table with a row for each side."""
+    """Yield a table with a row for each side, and one of memory by depth."""
     sides = build_sides()
     memory = {name: mebibytes(run) for name, run in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -86,6 +121,7 @@ def measure(num_rounds: int) -> Iterator[str]:
         for name in sides
     ]
     yield table(["", "MiB", "expected", "CPU time / without"], rows)
+    yield table(["blocks", "MiB, 12 layers", f"MiB, {NUM_LAYERS} layers"], list(by_depth()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
 """The programs of docs/coming_from: ours are the same on one and on two processes, and theirs run."""
 
 import ast
+import bisect
+import functools
+import glob
 import importlib.util
+import itertools
 import re
 import shutil
 from functools import cache
@@ -233,3 +237,17 @@ def load_module(path: Path):
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+def test_the_wrapper_of_a_base_reader_gives_the_samples_of_all_files(tmp_path):
+    """Also in the processes of a loader, and where a file is empty."""
+    page = (PAGES / "allennlp.md").read_text()
+    (source,) = re.findall(r"```python\n(class Shards.*?)```", page, re.DOTALL)
+    names = {"torch": torch, "bisect": bisect, "functools": functools, "glob": glob, "itertools": itertools}
+    exec(source, names)
+    for number, words in enumerate(("a b c", "", "d e")):
+        (tmp_path / f"{number}.txt").write_text(words)
+    dataset = names["Shards"](lambda path: Path(path).read_text().split(), f"{tmp_path}/*.txt")
+    assert [dataset[index] for index in range(len(dataset))] == list("abcde")
+    loader = torch.utils.data.DataLoader(dataset, num_workers=1, multiprocessing_context="fork")
+    assert [one for (one,) in loader] == list("abcde")
