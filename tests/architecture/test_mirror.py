@@ -9,7 +9,7 @@ UNIT = ROOT / "tests" / "unit"
 WITHOUT_A_TEST = {
     ".": "task",
     "cli": "audit completion evaluate init replay report runs schema train verify",
-    "commands/bench": "hosts job warm_mode",
+    "commands/bench": "job warm_mode",
     "commands/diff": "diff traced",
     "commands/doctor": "doctor doctor_report",
     "commands/jobs": "outcome refused_exit train",
@@ -38,7 +38,7 @@ WITHOUT_A_TEST = {
     "runs/loggers": "build",
     "runs/report": "charts",
     "testing": "worker",
-    "trackers": "csv_file mlflow",
+    "trackers": "mlflow",
 }
 """By room, the modules without a unit test of their own: tests of other modules, of commands and of several
 processes reach them. A new module has one; a module that gets one leaves this list."""

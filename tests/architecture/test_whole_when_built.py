@@ -24,10 +24,6 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
     "cli/bench.py": ("results are compared when printed", {"report.changes"}),
     "cli/completion.py": ("argparse actions have no other way", {"added.choices", "added.complete"}),
     "commands/bench/bench.py": ("results are filled as measured", {"row.trained", "row.training_failure"}),
-    "commands/bench/hosts.py": (
-        "results are filled as measured",
-        {"row.failure", "row.firsts", "row.rounds"},
-    ),
     "commands/bench/job.py": (
         "datasets are made before measuring",
         {"task.eval_datasets", "task.train_dataset"},

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from tests.integration import ssh
 from tests.integration.command import LANEWISE, ROOT, Cold, lanewise, wait_for, write_config
-from tests.integration.ssh import running_ssh
 
 WITH_HOSTS = pytest.mark.skipif(ssh.WHY_NOT is not None, reason=str(ssh.WHY_NOT))
 WITH_TC = pytest.mark.skipif(shutil.which("tc") is None, reason="not installed: tc (Debian: iproute2)")
@@ -85,20 +83,6 @@ def test_the_examples(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_for_samples_is_mended_with_workers(tmp_path):
-    config = write_config(tmp_path, "bottlenecks.Layers", {"seconds": 0.001}, **BATCH)
-    done, written = bench(
-        config, tmp_path, "--reducers", "single", "--devices", "1", "--seconds", "1", "--tune"
-    )
-    assert "single on 1 device, exact: data: " in written["bound"]
-    kept = [trial for trial in written["trials"] if trial["is_kept"]]
-    assert kept
-    assert {trial["change"]["key"] for trial in kept} == {"data.num_workers"}
-    assert f"data:\n  num_workers: {kept[-1]['change']['text']}\n" in done.stdout
-    assert "another model, so not tried: " in done.stdout
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "bound"),
     [
@@ -112,47 +96,6 @@ def test_compute_and_the_optimizer_are_named(tmp_path, task, bound):
     config = write_config(tmp_path, task, batch=batch, optimizer=adam)
     _, written = bench(config, tmp_path, "--devices", "1", "--seconds", "1")
     assert written["bound"].startswith(f"single on 1 device, exact: {bound}: ")
-
-
-@pytest.mark.slow
-@WITH_HOSTS
-@WITH_TC
-def test_a_slow_link_between_two_hosts_is_named(tmp_path):
-    config = write_config(tmp_path, "bottlenecks.Layers", {"width": 2000}, **BATCH)
-    report = tmp_path / "report.json"
-    (tmp_path / "ssh").mkdir()
-    with running_ssh(tmp_path / "ssh") as cluster:
-        for host in cluster.hosts:
-            limit = ("tbf", "rate", "50mbit", "burst", "64kb", "latency", "400ms")
-            command = ("tc", "-n", host.namespace, "qdisc", "add", "dev", host.interface, "root", *limit)
-            subprocess.run(command, check=True)
-        options = ("--distributed.launcher", "ssh", "--distributed.hosts", "[node0, node1]")
-        options += ("--reducers", "single,ddp", "--seconds", "1", "--json", report)
-        with cluster.start("bench", config, *options) as command:
-            done = command.finish()
-        wait_for(lambda: not cluster.pids())
-    assert done.code == 0, done.stderr
-    written = json.loads(report.read_text())
-    assert written["bound"].startswith("ddp on 2 devices, exact: the link: ")
-    assert len({row["model"] for row in of_grade(written, "exact")}) == 1
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-@WITH_HOSTS
-def test_modes_are_trained_and_evaluated_on_two_hosts(tmp_path):
-    config = write_config(tmp_path, "bottlenecks.Layers", **BATCH)
-    report = tmp_path / "report.json"
-    (tmp_path / "ssh").mkdir()
-    options = ("--distributed.launcher", "ssh", "--distributed.hosts", "[node0, node1]")
-    options += ("--reducers", "single,ddp", "--seconds", "0.2", "--evaluate", "3", "--json", report)
-    with running_ssh(tmp_path / "ssh") as cluster, cluster.start("bench", config, *options) as command:
-        command.patience_seconds = 240.0
-        done = command.finish()
-    assert done.code == 0, done.stderr
-    written = json.loads(report.read_text())
-    assert [row["trained"]["values"].keys() for row in of_grade(written, "exact")] == [{"all/loss"}] * 2
-    require_equal_trainings(written)
 
 
 @pytest.mark.slow  # unit/commands/bench shows the row

@@ -3,7 +3,6 @@
 What is read back are the trackers' own files.
 """
 
-import csv
 import json
 import os
 import sqlite3
@@ -22,7 +21,7 @@ from urllib.request import urlopen
 import pytest
 from PIL import Image
 
-from tests.integration.command import LANEWISE, Done, lanewise, run, write_config
+from tests.integration.command import LANEWISE, Done, run, write_config
 from tests.listening import reserve_port
 
 NUM_STEPS = 18
@@ -70,14 +69,6 @@ def require_each_once(trained: list[int], evaluated: list[int]) -> None:
 
 def digest_of(run_dir: Path) -> str:
     return sha256((run_dir / "model.safetensors").read_bytes()).hexdigest()
-
-
-def test_csv(tmp_path):
-    run_dir = train_killed_and_resumed(tmp_path, {"class_path": "lanewise.trackers.CSV"}, lanewise)
-    with (run_dir / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    steps = {name: [int(row["step"]) for row in rows if row[name]] for name in ("train/loss", "all/loss")}
-    require_each_once(steps["train/loss"], steps["all/loss"])
 
 
 def records(file: Path) -> Iterator[Any]:

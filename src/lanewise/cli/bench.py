@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_counts, read_path
+from lanewise.cli.arguments import Argument, Arguments, Command, read_count, read_counts, read_path
 from lanewise.cli.plan import amount
 from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config import ReducerName, RunConfig, pinned_variables
@@ -48,7 +48,6 @@ _EVALUATE = Argument[int | None](
 _COMPARE = Argument[Path | None](
     "--compare", "what an earlier --json wrote here: says which rows changed", "OLD", read_path, default=None
 )
-_TUNE = flag("--tune", "then tries what makes the fastest mode faster and leaves its model the same")
 
 
 def bench(arguments: Arguments) -> int:
@@ -87,7 +86,6 @@ def bench(arguments: Arguments) -> int:
             arguments[_REDUCERS],
             seconds=arguments[_SECONDS] or 60.0,
             num_steps=arguments[_EVALUATE],
-            tunes=arguments[_TUNE],
             show=show,
         )
     if before is not None:
@@ -119,6 +117,6 @@ Trains CONFIG under every reducer on this machine, in exact and in close, and sa
 where its time goes, what memory it takes, and what bounds it. Nothing is written to run_dir.""",
     run=bench,
     operands=(CONFIG,),
-    options=(_REDUCERS, _DEVICES, _SECONDS, _EVALUATE, _TUNE, _COMPARE, JSON),
+    options=(_REDUCERS, _DEVICES, _SECONDS, _EVALUATE, _COMPARE, JSON),
     has_overrides=True,
 )

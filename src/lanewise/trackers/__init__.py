@@ -1,8 +1,7 @@
 """Trackers, to which `callbacks` of a configuration sends the numbers of a run."""
 
-from lanewise.trackers.csv_file import CSV
 from lanewise.trackers.mlflow import MLflow
 from lanewise.trackers.trackio import Trackio
 from lanewise.trackers.wandb import WandB
 
-__all__ = ["CSV", "MLflow", "Trackio", "WandB"]
+__all__ = ["MLflow", "Trackio", "WandB"]

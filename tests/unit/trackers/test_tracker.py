@@ -1,6 +1,5 @@
 """A tracker gets each line of metrics.jsonl once, and never stops a run."""
 
-import csv
 import json
 import logging
 import threading
@@ -13,7 +12,7 @@ from lanewise.processes.watch.channel import until
 from lanewise.processes.watch.heartbeat import OWN_CODE, SAVE, heartbeat
 from lanewise.runs.callback import RunStart
 from lanewise.runs.media import Media
-from lanewise.trackers import CSV, WandB
+from lanewise.trackers import WandB
 from lanewise.trackers import tracker as module
 from lanewise.trackers.tracker import End, Line, Tracker
 from tests.distributed.tasks import configure
@@ -161,20 +160,6 @@ def test_a_package_that_is_missing_is_one_error(monkeypatch):
         ConfigError, match=r"WandB needs the package no_such_package, .*: pip install no_such"
     ):
         WandB()
-
-
-def test_a_csv_file_has_a_row_for_each_line_and_a_column_for_each_name(tmp_path):
-    write(tmp_path, 1)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"epoch": 1, "step": 1, "time": 101.0, "held_out/loss": 0.25}) + "\n")
-    for _ in range(2):  # the second start writes it anew
-        follow(CSV(), tmp_path)
-    with (tmp_path / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [
-        {"epoch": "1", "step": "1", "time": "101.0", "train/loss": "0.5", "held_out/loss": ""},
-        {"epoch": "1", "step": "1", "time": "101.0", "train/loss": "", "held_out/loss": "0.25"},
-    ]
 
 
 def show(run_dir: Path, step: int, name: str) -> None:

@@ -7,12 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from lanewise.commands.bench.bench_report import BenchReport
-from lanewise.commands.bench.hosts import measure_on_hosts, modes_on_hosts, train_there
 from lanewise.commands.bench.job import BenchJob
 from lanewise.commands.bench.modes import GRADES, Configure, Mode, modes_here, overrides_of, shares_of
 from lanewise.commands.bench.row import BenchRow
 from lanewise.commands.bench.training import Trained, TrainingJob
-from lanewise.commands.bench.tune import tune
 from lanewise.commands.bench.warm_mode import Show, WarmMode, start, take_rounds
 from lanewise.commands.jobs.start import check_here, launch_unseen
 from lanewise.commands.plan.plan import plan
@@ -33,26 +31,24 @@ def bench(
     *,
     seconds: float,
     num_steps: int | None = None,
-    tunes: bool = False,
     show: Show = lambda _: None,
 ) -> BenchReport:
     """Measure the user's task under each reducer, on numbers of devices, in both grades.
 
     Args:
         configure: gives the run; nothing is written to its run_dir.
-        devices: numbers of devices of this machine; on other hosts they are those of the configuration.
+        devices: numbers of devices of this machine.
         reducers: those to measure, where they can have so many devices.
-        seconds: when rounds end, although some rows may be noisy still; trials have as many besides.
+        seconds: when rounds end, although some rows may be noisy still.
         num_steps: how many steps each mode of the configuration's grade is trained for afterwards, from the
             first one, to be evaluated; None: none.
-        tunes: whether to try what makes the fastest mode faster and leaves its model the same.
         show: see `Show`.
 
     Returns:
         What was measured, until the user interrupted it.
 
     Raises:
-        ConfigError: if a class in the configuration is not what its section needs.
+        ConfigError: if a class in the configuration is not what its section needs, or a launcher is set.
         DataError: if the dataset is empty.
         TaskError: if a lane cannot be trained.
     """
@@ -60,44 +56,24 @@ def bench(
     config = configure([])
     add_search_path(config.search_path)
     check_classes(config)
-    is_here = config.distributed.launcher == "local"
-    if tunes and not is_here:
+    if config.distributed.launcher != "local":
         raise ConfigError(
-            f"--tune tries changes on this machine: got distributed.launcher {config.distributed.launcher}. "
-            "Leave --tune out, or run bench on one of the hosts with --distributed.launcher local."
+            f"bench measures this machine: got distributed.launcher {config.distributed.launcher}. Run it on "
+            "one of the hosts with --distributed.launcher local."
         )
-    modes = modes_here(reducers, devices, config) if is_here else modes_on_hosts(reducers, config)
+    modes = modes_here(reducers, devices, config)
     plans, why_no_plan = _plans(config, sorted({mode.num_devices for mode in modes}), show)
     rows = {mode: _row(mode, config, plans.get(mode.equality)) for mode in modes}
-    report = BenchReport(config, rows, why_no_plan, trials=[] if tunes else None)
+    report = BenchReport(config, rows, why_no_plan)
     try:
-        if is_here:
-            _measure_here(rows, configure, begin + seconds, show)
-        else:
-            measure_on_hosts(rows, configure, begin + seconds, show)
+        _measure(rows, configure, begin + seconds, show)
         if num_steps is not None:
-            train = _train_here if is_here else train_there
             for row in report.measured:
                 show(f"training {num_steps:,} steps: {row.mode}")
                 try:
-                    row.trained = train(row.mode, configure, num_steps)
+                    row.trained = _train(row.mode, configure, num_steps)
                 except LanewiseError as error:
                     row.training_failure = text_of(error)
-        if report.trials is not None and report.fastest is not None:
-            mode = report.fastest.mode
-            # A reducer that shards gives the modules of a model other classes.
-            built = [
-                row.firsts[0] for row in rows.values() if row.firsts and not row.mode.kind.shards_weights
-            ]
-            for trial in tune(
-                report.fastest,
-                jobs_of(mode, configure)[0].config,
-                lambda overrides: jobs_of(mode, lambda more: configure([*overrides, *more])),
-                built[0].block_classes if built else (),
-                seconds=seconds,
-                show=show,
-            ):
-                report.trials.append(trial)
     except KeyboardInterrupt:
         report.is_interrupted = True
     return report
@@ -130,8 +106,8 @@ def _row(mode: Mode, config: RunConfig, plan: Plan | None) -> BenchRow:
     return row
 
 
-def _measure_here(rows: Mapping[Mode, BenchRow], configure: Configure, end: float, show: Show) -> None:
-    """Measure on this machine, group after group; the modes of a group stay warm beside each other."""
+def _measure(rows: Mapping[Mode, BenchRow], configure: Configure, end: float, show: Show) -> None:
+    """Measure group after group; the modes of a group stay warm beside each other."""
     waiting, begin = list(rows.values()), time.monotonic()
     while waiting:
         with ExitStack() as stack:
@@ -148,8 +124,8 @@ def _measure_here(rows: Mapping[Mode, BenchRow], configure: Configure, end: floa
                 mode.dismiss()
 
 
-def _train_here(mode: Mode, configure: Configure, num_steps: int) -> Trained:
-    """Train a mode for so many steps on this machine, and evaluate the model."""
+def _train(mode: Mode, configure: Configure, num_steps: int) -> Trained:
+    """Train a mode for so many steps, and evaluate the model."""
     job = TrainingJob(jobs_of(mode, configure)[0].config, num_steps=num_steps)
     check_here(job)
     return Trained(**launch_unseen(job, job.config.distributed.num_processes or 1))

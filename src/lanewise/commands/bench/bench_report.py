@@ -11,12 +11,10 @@ from rich.table import Table
 
 from lanewise.commands.bench.compare import Change, describe_machine, describe_versions, describe_work
 from lanewise.commands.bench.job import LEAST_ROUNDS, NUM_FIRST_STEPS
-from lanewise.commands.bench.modes import Mode, left_out, overrides_of
+from lanewise.commands.bench.modes import Mode, left_out
 from lanewise.commands.bench.rounds import rate
 from lanewise.commands.bench.row import STEADY, BenchRow
-from lanewise.commands.bench.tune import ANOTHER_MODEL, Trial, to_paste
 from lanewise.config import ALONE, Equality, RunConfig
-from lanewise.config.load import Override
 from lanewise.engine.step.phases import PHASES
 
 _NOISY = "*"
@@ -36,8 +34,6 @@ class BenchReport:
     """Why nothing is said of memory and operations beside what was measured; empty where it is."""
     is_interrupted: bool = False
     """Whether the user ended it before the rows were steady."""
-    trials: list[Trial] | None = None
-    """Changes that were tried; None where none were to be."""
     changes: Sequence[Change] | None = None
     """Rows that changed since an earlier measurement; None where there is none."""
 
@@ -45,11 +41,6 @@ class BenchReport:
     def best(self) -> BenchRow | None:
         """The fastest row of those with most devices, in the grade of the configuration."""
         return max(self.measured, key=lambda row: (row.mode.num_devices, _median(row)), default=None)
-
-    @property
-    def fastest(self) -> BenchRow | None:
-        """The fastest row in the grade of the configuration."""
-        return max(self.measured, key=_median, default=None)
 
     def speed_up(self, row: BenchRow) -> float | None:
         """Return how many times as fast as one device of the same grade a row is; None where not known."""
@@ -84,8 +75,6 @@ class BenchReport:
         yield from self._notes()
         if (best := self.best) is not None:
             yield f"what bounds {best.mode}: {best.bound()}"
-        if self.trials is not None:
-            yield from self._describe_trials()
         if self.changes is not None:
             yield from map(str, self.changes)
             if not self.changes:
@@ -101,33 +90,7 @@ class BenchReport:
             "work": describe_work(self.config),
             "rows": [{**row.to_json(), "speed_up": self.speed_up(row)} for row in self.rows.values()],
             "bound": None if best is None else f"{best.mode}: {best.bound()}",
-            "trials": [{"change": trial.change._asdict(), **_outcome(trial)} for trial in self.trials or ()],
         }
-
-    def kept(self) -> list[Override]:
-        """Return what makes the configuration that of the fastest row, with the changes that were kept."""
-        distributed, fastest = self.config.distributed, self.fastest
-        if fastest is None:
-            return []
-        reducer, num_devices, _ = fastest.mode
-        kept = {trial.change.key: trial.change for trial in self.trials or () if trial.is_kept}
-        if (distributed.num_devices or 1) != num_devices:
-            kept["distributed.devices"] = Override("distributed.devices", str(num_devices))
-        if num_devices > 1 and distributed.reducer != reducer:
-            kept["distributed.reducer"] = Override("distributed.reducer", reducer)
-        if "compile" in kept:  # it rounds otherwise
-            kept["distributed.equality"] = Override("distributed.equality", "close")
-        removed = [
-            given for given in overrides_of(fastest.mode, distributed) if given.text in ("null", "false")
-        ]
-        return [*kept.values(), *removed]
-
-    def _describe_trials(self) -> Iterator[str]:
-        if self.fastest is not None:
-            yield from (f"{self.fastest.mode}, {trial}" for trial in self.trials or ())
-            kept, same = self.kept(), "the fastest that leaves the model the same:"
-            yield f"{same}\n{to_paste(kept)}" if kept else "nothing is faster"
-            yield f"another model, so not tried: {ANOTHER_MODEL}"
 
     @property
     def measured(self) -> list[BenchRow]:
@@ -211,10 +174,6 @@ class BenchReport:
             shown = names[start : start + _COLUMNS]
             yield title, _draw(list(trained), {name: columns[name] for name in shown})
             title = "further values of that evaluation"
-
-
-def _outcome(trial: Trial) -> dict[str, Any]:
-    return {"is_kept": trial.is_kept, "gain": trial.gain, "failure": trial.failure or None}
 
 
 def _median(row: BenchRow) -> float:

@@ -30,7 +30,6 @@ from lanewise.processes.device.live_storage import LiveStorage
 from lanewise.processes.watch.heartbeat import heartbeat
 from lanewise.processes.world.shards import whole
 from lanewise.processes.world.world import World
-from lanewise.reduce.blocks import CONTAINERS
 
 NUM_FIRST_STEPS = 4
 """The steps of the run after which its model is compared."""
@@ -59,8 +58,6 @@ class First:
     """The name of its device."""
     free_bytes: Sequence[int | None]
     """Memory of the device that was free before the process built the run, and after the steps."""
-    block_classes: Sequence[str]
-    """The classes of modules with child modules that the model has more than once."""
 
 
 @dataclass(frozen=True)
@@ -88,37 +85,20 @@ def steps_of_turn(turns: Sequence[BenchTurn]) -> int:
 class BenchJob(Job):
     """Trains in turns; nothing is saved, shown or evaluated.
 
-    Every process connects to the address, and takes as many steps as it is told to. Without an address the
-    world trains its turns one after the other, and its result is the `First` of each process, and its
-    `BenchTurn` in every round, as trees.
+    Every process connects to the address, and takes as many steps as it is told to.
     """
 
     address: Path | None = field(default=None, kw_only=True)
-    """A socket of this machine; None where the processes are on others."""
-    seconds: float = field(default=0.0, kw_only=True)
-    """How long a world without an address trains turns."""
+    """A socket of this machine; None until it is open."""
 
-    def run(self, world: World) -> dict[str, Any] | None:
+    def run(self, world: World) -> None:
         logging.getLogger().setLevel(logging.ERROR)
         measured = _MeasuredRun(self, world)
-        if self.address is None:
-            return self._take_turns(world, measured)
+        assert self.address is not None
         with connect(self.address) as connection:
             send(connection, asdict(measured.first))
             while (num_steps := _receive(connection)) is not None:
                 send(connection, asdict(measured.take_turn(num_steps)))
-        return None
-
-    def _take_turns(self, world: World, measured: "_MeasuredRun") -> dict[str, Any]:
-        """Train turns until the time is over; the first one only tells how long the others shall be."""
-        firsts = world.all_gather_tree(asdict(measured.first))
-        end, num_steps, rounds, goes_on = time.monotonic() + self.seconds, LEAST_STEPS, [], True
-        while goes_on:
-            rounds.append(world.all_gather_tree(asdict(measured.take_turn(num_steps))))
-            num_steps = steps_of_turn([BenchTurn(**turn) for turn in rounds[-1]])
-            goes_on = len(rounds) <= LEAST_ROUNDS or time.monotonic() < end
-            goes_on = world.broadcast_tree(goes_on)
-        return {"firsts": firsts, "rounds": rounds[1:]}
 
 
 def _receive(connection: "Connection[Any, int]") -> int | None:
@@ -170,7 +150,6 @@ class _MeasuredRun:
             peak_bytes=peaks,
             device=device_name(device),
             free_bytes=(before, free_bytes(device, 1)),
-            block_classes=_block_classes(run.training.model),
         )
 
     def take_turn(self, num_steps: int) -> BenchTurn:
@@ -231,12 +210,3 @@ def digest_of(model: nn.Module) -> str:
     """Return the digest of parameters and buffers. Collective where they are sharded."""
     tensors = chain(model.named_parameters(), model.named_buffers())
     return digest([(name, digest(whole(tensor))) for name, tensor in tensors])
-
-
-def _block_classes(model: nn.Module) -> tuple[str, ...]:
-    numbers = Counter(
-        type(module).__name__
-        for module in model.modules()
-        if any(True for _ in module.children()) and not isinstance(module, CONTAINERS)
-    )
-    return tuple(name for name, number in numbers.items() if number > 1)

@@ -22,7 +22,7 @@ def turn(
 def first(
     rank: int = 0, model: str = "0123456789", peak_bytes: tuple[int, ...] = (2**20,), device: str = "cpu"
 ) -> First:
-    return First(rank, model, peak_bytes, device, (None, None), ())
+    return First(rank, model, peak_bytes, device, (None, None))
 
 
 def row(

@@ -56,7 +56,7 @@ def measured_on(monkeypatch, memory: int) -> tuple[list[str], dict[Mode, BenchRo
     machine = Machine(memory, [])
     monkeypatch.setattr(bench, "start", machine.start)
     rows = {mode: BenchRow(mode) for mode in MODES}
-    bench._measure_here(rows, lambda _: configure(Smooth), time.monotonic(), lambda _: None)
+    bench._measure(rows, lambda _: configure(Smooth), time.monotonic(), lambda _: None)
     assert machine.num_warm == 0
     return machine.events, rows
 

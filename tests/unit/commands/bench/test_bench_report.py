@@ -10,9 +10,7 @@ from lanewise.commands.bench.bench_report import BenchReport
 from lanewise.commands.bench.modes import Mode
 from lanewise.commands.bench.row import BenchRow
 from lanewise.commands.bench.training import Trained
-from lanewise.commands.bench.tune import Trial
 from lanewise.config import DistributedConfig
-from lanewise.config.load import Override
 from tests.distributed.tasks import Smooth, configure
 from tests.unit.commands.bench.measured import first, row
 
@@ -93,7 +91,6 @@ def test_speed_ups_are_over_one_device_of_the_same_grade():
 def test_the_fastest_row_with_most_devices_is_what_the_bound_is_of():
     shown = report(row(ALONE, [0.5] * 5), row(DDP, [1.0] * 5), row(FSDP, [1.5] * 5), row(CEILING, [0.1] * 5))
     assert shown.best is shown.rows[DDP]
-    assert shown.fastest is shown.rows[ALONE]
     *_, last = shown.lines()
     assert last == "what bounds ddp on 2 devices, close: compute: forward and backward are 90% of a step"
 
@@ -124,27 +121,6 @@ def test_what_a_mode_cannot_have_is_named():
     config = replace(CONFIG, distributed=DistributedConfig(shard_optimizer=True))
     shown = report(row(ALONE, [1.0] * 5), config=config)
     assert "distributed.shard_optimizer: left out where the mode cannot have it" in list(shown.lines())
-
-
-def test_the_fastest_mode_is_part_of_what_there_is_to_paste():
-    workers = Trial(Override("data.num_workers", "2"), is_kept=True, gain=2.0)
-    shown = report(row(ALONE, [2.0] * 5), row(FSDP, [1.0] * 5))
-    shown.trials = [workers, Trial(Override("compile", "auto"), is_kept=False, gain=0.5)]
-    assert [one.key for one in shown.kept()] == [
-        "data.num_workers",
-        "distributed.devices",
-        "distributed.reducer",
-    ]
-    assert any("  num_workers: 2\ndistributed:\n  devices: 2" in line for line in shown.lines())
-    nothing = report(row(ALONE, [1.0] * 5), trials=[])
-    assert "nothing is faster" in list(nothing.lines())
-
-
-def test_what_to_paste_leaves_out_what_the_mode_cannot_have():
-    """It was refused, as shard_optimizer is for ddp."""
-    config = replace(CONFIG, distributed=DistributedConfig(shard_optimizer=True))
-    shown = report(row(FSDP, [1.0] * 5), config=config)
-    assert [(one.key, one.text) for one in shown.kept()][-1] == ("distributed.shard_optimizer", "false")
 
 
 def test_all_of_it_is_json_with_machine_and_versions():
