@@ -101,7 +101,6 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         {"module.training", "of_lane.num_samples"},
     ),
     "engine/observers.py": ("a callback is the user's object", {"callback.logged_media"}),
-    "engine/step/message.py": ("`receive` completes what it made", {"totals.joined", "totals.metrics"}),
     "engine/transforms/activation_checkpointing.py": ("a block's forward is wrapped", {"block.forward"}),
     "engine/transforms/checkpointed.py": ("a block's forward is wrapped", {"module.forward.compares"}),
     "engine/transforms/compile.py": ("a module's forward is compiled", {"module.forward"}),

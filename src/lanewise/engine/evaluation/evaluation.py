@@ -15,8 +15,8 @@ from lanewise.engine.evaluation.eval_set import build_eval_set
 from lanewise.engine.evaluation.evaluator import Evaluator
 from lanewise.engine.samples.dataset import eval_datasets_of
 from lanewise.engine.step.lanes import LaneRunner
-from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.metrics import LogInterval
+from lanewise.engine.step.totals import StepTotals
 from lanewise.errors import ConfigError, TaskError
 from lanewise.lanes import Placement
 from lanewise.processes.world.world import World

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from lanewise.engine.step.message import means, sum_or_nan
 from lanewise.engine.step.terms import LaneLoss, require_weight
+from lanewise.engine.step.totals import means, sum_or_nan
 
 
 class Losses(NamedTuple):

@@ -14,11 +14,11 @@ from lanewise.data import LaneBatch, LaneSource
 from lanewise.engine.buffers.pack import BufferPlace
 from lanewise.engine.own_loop.replay import replayed
 from lanewise.engine.step.lanes import StepBatches
-from lanewise.engine.step.message import means
 from lanewise.engine.step.metrics import Gradient
 from lanewise.engine.step.phases import Phases
 from lanewise.engine.step.shared import SharedLoss
 from lanewise.engine.step.step import Pass
+from lanewise.engine.step.totals import means
 from lanewise.engine.step.whole_loss import WholeLoss
 from lanewise.engine.step.wire import Spread
 from lanewise.errors import TaskError

@@ -14,6 +14,7 @@ from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.guard.second_run import SecondRun
 from lanewise.engine.step.guard.shared_generators import SharedGenerators
 from lanewise.engine.step.joining import Joining
+from lanewise.engine.step.judgement import Judgement
 from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.metrics import LogInterval
 from lanewise.engine.step.own_update import own_updates
@@ -68,5 +69,6 @@ def build_pass(
         rules.append(collectives.require_even)
     joining = Joining(reducer, world, placement, is_on=task is not None and bool(own_updates(task)))
     names = () if log is None else log.metric_names
-    message = StepMessage(spread, loss_scale, names, joining=joining)
-    return Pass(reducer, spread, buffers, phases, message, rules, looks, log, vote)
+    judgement = Judgement(spread, joining)
+    message = StepMessage(spread, loss_scale, names, joining=joining, judgement=judgement)
+    return Pass(reducer, spread, buffers, phases, message, judgement, rules, looks, log, vote)

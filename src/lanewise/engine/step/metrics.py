@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from lanewise.engine.precision import LossScale
-from lanewise.engine.step.message import StepTotals, means
 from lanewise.engine.step.phases import Phases, StepTimes
+from lanewise.engine.step.totals import StepTotals, means
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.accelerator import peak_bytes, start_copy_to_host
 from lanewise.runs.callback import LargestLoss

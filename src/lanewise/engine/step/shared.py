@@ -179,7 +179,7 @@ class SharedLoss(LaneLosses):
         """
         self._phases.begin(COMMUNICATION, turn.step)
         outputs = gather_outputs(local, turn.step, self._world, self._placement.most)
-        self._message.describe_common(
+        self.pass_.judgement.describe_common(
             self.loss.what,
             lambda: [one.lane for one in local if not all(map(_is_finite, tensors_in(one.values)))],
         )

@@ -18,6 +18,7 @@ from lanewise.data import LaneBatch
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.step.average import update_average
 from lanewise.engine.step.guard.look import Look
+from lanewise.engine.step.judgement import Judgement
 from lanewise.engine.step.lane_error import named_lane, note_lane
 from lanewise.engine.step.lanes import DerivedLane, LaneLosses, LaneRunner, StepBatches, to_device
 from lanewise.engine.step.message import StepMessage
@@ -60,6 +61,8 @@ class Pass:
     message: StepMessage
     """Carries each lane's loss and weight to all processes; `receive` adds them up. Its `scale` is the factor
     of the fp16 loss scale; 1 in other formats."""
+    judgement: Judgement
+    """Says why a step updates nothing."""
     rules: Sequence[Callable[[LaneTurn], None]]
     """Each is called with this process's first turn of a step, and may raise TaskError; see `build_pass`."""
     looks: list[Look]
@@ -70,6 +73,8 @@ class Pass:
     """What this process wants after a step: to save, to stop or to end. One process that does is enough."""
     _has_begun: bool = field(default=False, init=False)
     """Whether the first round of the pass has started."""
+    _is_due: bool = field(default=False, init=False)
+    """Whether the step is logged by its number."""
 
     def begin(self, step: int) -> None:
         """Begin the pass."""
@@ -77,6 +82,7 @@ class Pass:
         forget_gradients(self.reducer.parameters)
         self.message.begin()
         self._has_begun = False
+        self._is_due = self.log is not None and self.log.is_due(step)
 
     def run(self, losses: LaneLosses, batches: Iterator[LaneBatch], what: str) -> LaneTurn:
         """Run this process's lanes of a step, round by round, and return its last turn.
@@ -154,9 +160,8 @@ class Pass:
             self.message.add(batch, loss)  # the run's first lane fixes the unit of the fp16 loss scale
             # During its last backward the message travels, and so do gradients (fsdp: in each).
             if turn.is_last:
-                seconds: Sequence[float] = ()
-                if self.spread.world.world_size > 1 and self.log is not None and self.log.is_due(turn.step):
-                    seconds = [self.phases.computed_seconds()]  # of earlier steps, to find the slowest rank
+                is_compared = self._is_due and self.spread.world.world_size > 1  # to find the slowest rank
+                seconds = [self.phases.computed_seconds()] if is_compared else ()  # of earlier steps
                 changes = self.buffers.changes
                 self.message.send(batch, votes=self.vote(), buffer_changes=changes, computed_seconds=seconds)
             self.reducer.backward(turn, *loss.root(turn, self.message.scale))
@@ -177,7 +182,7 @@ class Pass:
         if self.spread.world.world_size > 1:
             self.phases.begin(COMMUNICATION, turn.step)
         totals = self.message.receive()
-        is_logged = self.log is not None and self.log.is_due(turn.step)
+        is_logged = self._is_due
         if totals.to_source and self.log is not None:  # `receive` gave it to the stream, which knows its end
             is_logged |= self.log.is_over()
         # In a step of a single lane `LaneLoss.root` has divided by the weight, which spares a division here.
@@ -196,7 +201,8 @@ class Pass:
         if self.looks:
             self.looks = [look for look in self.looks if not look.finish(totals)]
         if not totals.is_trainable:
-            self.message.explain_no_update(totals, turn)  # raises or warns; collective, so after the others
+            # Raises or warns; collective, so after the others.
+            self.judgement.explain_no_update(totals, turn, self.message.evidence)
         return Gradient(turn, totals, norm, norms, allows_update, is_logged)
 
 

@@ -69,14 +69,15 @@ class LaneLoss:
         metrics: Mapping[str, Term] = {}
         parts = NO_PARTS
         if isinstance(returned, Loss):
-            weight = _weight_of(returned, what)
+            given = returned.weight
+            weight = float(start_copy_to_host(given.detach())() if isinstance(given, torch.Tensor) else given)
             value, unit = returned.sum, UNITS
             if returned.metrics is not None:
                 metrics = metric_terms(returned.metrics, what)
             if returned.gather is not None or returned.total is not None:
                 parts = lane_parts(returned.gather, returned.total, what)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            raise _no_scalar(returned, value, what)
+            raise _refused(returned, value, what)
         if not 0 <= weight < math.inf:
             raise TaskError(
                 f"{what} has the weight {weight}: need a finite number that is not negative. "
@@ -86,10 +87,7 @@ class LaneLoss:
         if not weight and not (has_gradient and value.isfinite()):
             return cls(metrics=metrics, parts=parts)
         if not has_gradient:
-            raise TaskError(
-                f"{what} has no gradient: nothing would be trained. "
-                "Compute it from the model's outputs, without detach(), item() or torch.no_grad()."
-            )
+            raise _refused(returned, value, what)
         if value.dim():
             value = value.reshape(())
         return cls(value, weight if unit is SAMPLES else 1.0, weight, unit, metrics, parts)
@@ -219,20 +217,18 @@ def require_weight(name: str, weight: float, place: str = "") -> None:
         )
 
 
-def _weight_of(loss: Loss, what: str) -> float:
-    weight = loss.weight
-    if isinstance(weight, torch.Tensor):
-        if weight.requires_grad and not getattr(loss.sum, "requires_grad", False):
-            raise TaskError(
-                f"{what} is a Loss whose weight has a gradient and whose sum has none: they are swapped. "
-                "Return Loss(sum, weight)."
-            )
-        weight = start_copy_to_host(weight)()
-    return float(weight)
-
-
-def _no_scalar(returned: object, value: object, what: str) -> TaskError:
-    """Return the error for a loss that is no scalar."""
+def _refused(returned: object, value: object, what: str) -> TaskError:
+    """Return the error for a loss that is no scalar, or has no gradient."""
+    if isinstance(returned, Loss) and getattr(returned.weight, "requires_grad", False):
+        return TaskError(
+            f"{what} is a Loss whose weight has a gradient and whose sum has none: they are swapped. "
+            "Return Loss(sum, weight)."
+        )
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return TaskError(
+            f"{what} has no gradient: nothing would be trained. "
+            "Compute it from the model's outputs, without detach(), item() or torch.no_grad()."
+        )
     if terms_of(returned):
         return TaskError(
             f"{what} returned several losses. Each is divided by its own weight over the global "

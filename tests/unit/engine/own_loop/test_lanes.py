@@ -330,7 +330,8 @@ def draws_of_batch_losses(world) -> list[float]:
 
     lanes = make_lanes(world)
     models = [lanes.prepare(nn.Linear(2, 1)) for _ in range(2)]
-    for step in (step for _ in range(2) for step in lanes.steps(Points())):
+    steps = lanes.steps(Points())
+    for step in (step for _epoch in range(2) for step in steps):
         if step.number == 2:  # before, lanes run again with the same numbers
             drawn.clear()
         for model in (*models, models[0]):

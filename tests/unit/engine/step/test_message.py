@@ -10,10 +10,12 @@ from lanewise import Loss
 from lanewise.data import LaneBatch
 from lanewise.engine.precision import LossScale
 from lanewise.engine.step.joining import Joining
-from lanewise.engine.step.message import StepMessage, StepTotals, means
+from lanewise.engine.step.judgement import Judgement
+from lanewise.engine.step.message import StepMessage
 from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.totals import StepTotals, means
 from lanewise.engine.step.wire import LaneRow, Spread, Term
-from lanewise.errors import NonFiniteLossError, TaskError, WorldError
+from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import LocalWorld
 from lanewise.reduce.single import SingleReducer
@@ -23,13 +25,14 @@ NUM_LANES = 40
 
 
 def message(num_lanes: int, scale: LossScale | None = None) -> StepMessage:
+    return message_of(ALONE, num_lanes, scale)
+
+
+def message_of(world: LocalWorld, num_lanes: int, scale: LossScale | None = None) -> StepMessage:
     placement = Placement.of(num_lanes, ALONE)
-    return StepMessage(Spread(ALONE, placement, "exact"), loss_scale=scale, joining=joining(ALONE, placement))
-
-
-def joining(world: LocalWorld, placement: Placement) -> Joining:
-    reducer = SingleReducer(nn.Linear(1, 1), placement.num_lanes, "exact")
-    return Joining(reducer, world, placement, is_on=False)
+    reducer, spread = SingleReducer(nn.Linear(1, 1), num_lanes, "exact"), Spread(world, placement, "exact")
+    joining = Joining(reducer, world, placement, is_on=False)
+    return StepMessage(spread, scale, joining=joining, judgement=Judgement(spread, joining))
 
 
 def sent(losses: dict[int, object], steps: int = 1) -> StepTotals:
@@ -44,36 +47,6 @@ def sent(losses: dict[int, object], steps: int = 1) -> StepTotals:
         told.send(batch)
         totals = told.receive()
     return totals
-
-
-def test_a_loss_that_is_not_finite_is_told_as_it_is():
-    totals = StepTotals([LaneRow(0, (Term(math.inf, 1.0, 2.0),))])
-    assert (totals.lanes[0].loss_sum, totals.is_trainable) == (math.inf, False)
-    assert math.isnan(totals.loss_sum)
-
-
-def test_other_lanes_than_those_of_the_step_are_an_error():
-    """A row whose lane came as NaN was dropped: nothing was updated, and the run ended with exit code 0."""
-
-    class Two(LocalWorld):
-        world_size = 2
-
-        def all_gather_tree(self, value):
-            return [value, value]
-
-        def start_all_gather(self, numbers):
-            return lambda: torch.stack([numbers, numbers])
-
-    world = Two(torch.device("cpu"))
-    placement = Placement.of(2, ALONE)
-    told = StepMessage(Spread(world, placement, "exact"), loss_scale=None, joining=joining(world, placement))
-    told.begin()
-    turn = LaneTurn(0, 0, 0, range(1), present=range(2), is_last=True)
-    batch = LaneBatch(turn, (0,), None, 1)
-    told.add(batch, LaneLoss(torch.tensor(1.0), 1.0, 1.0))
-    told.send(batch)
-    with pytest.raises(WorldError, match=r"reported the lanes \[0, 0\], and the step has \[0, 1\]"):
-        told.receive()
 
 
 def mean(weight: object, metrics: dict[str, tuple[object, object]] | None = None) -> Loss:
@@ -121,45 +94,6 @@ def test_a_weight_that_an_accelerator_told_names_the_lane(monkeypatch):
     monkeypatch.setattr(told, "_rows", rows)  # as only the device knew it
     with pytest.raises(TaskError, match=r"the metric a of the loss has the weight -2\.0 in lane 3: need"):
         told.receive()
-
-
-def test_a_mean_over_no_targets_is_told_so():
-    """The error said to look at the samples, or to lower the learning rate, where both were right."""
-    told = message(2)
-    told.begin()
-    for lane, targets in enumerate((torch.tensor([0, -100]), torch.tensor([-100, -100]))):
-        turn = LaneTurn(9, 0, lane, range(2), present=range(2), is_last=lane == 1)
-        batch = LaneBatch(turn, (2 * lane, 2 * lane + 1), None, 2)
-        logits = torch.zeros(2, 3, requires_grad=True)
-        told.add(batch, LaneLoss(torch.nn.functional.cross_entropy(logits, targets), 2.0, 2.0))
-    told.send(batch)
-    with pytest.raises(NonFiniteLossError) as caught:
-        told.explain_no_update(told.receive(), turn)
-    _, lane, remedy = str(caught.value).splitlines()
-    assert lane == "  lane 1: loss nan, samples [2, 3]"
-    assert remedy.startswith(
-        "In the lanes [1] it is a mean over no targets. Return lanewise.Loss(sum, weight), "
-    )
-
-
-def test_of_many_samples_and_lanes_the_first_are_named():
-    """A model that returned NaN for all of 16 lanes of 256 samples filled the terminal with 4,096 numbers."""
-    told = message(NUM_LANES)
-    told.begin()
-    for lane in range(NUM_LANES):
-        indices = tuple(range(1000 * lane, 1000 * lane + 100))
-        turn = LaneTurn(1, 7, lane, range(100), present=range(NUM_LANES), is_last=lane == NUM_LANES - 1)
-        batch = LaneBatch(turn, indices, None, 100)
-        told.add(batch, LaneLoss(torch.tensor(math.nan, requires_grad=True), 100.0, 100.0))
-    told.send(batch)
-    with pytest.raises(NonFiniteLossError) as caught:
-        told.explain_no_update(told.receive(), turn)
-    first, *lanes, rest, remedy = str(caught.value).splitlines()
-    assert first == "the loss is not finite in step 8 (epoch 2), so the weights were not updated."
-    assert len(lanes) == 8
-    assert lanes[1] == f"  lane 1: loss nan, samples {list(range(1000, 1008))} and 92 more"
-    assert rest == "  and 32 more of 40 lanes"
-    assert remedy == "Look at these samples, or lower the learning rate."
 
 
 @pytest.mark.parametrize(("weight", "is_of_all"), [(2.0, False), (80.0, True)])

@@ -5,8 +5,9 @@ import math
 
 import pytest
 
-from lanewise.engine.step.message import LaneRow, StepTotals, Term
 from lanewise.engine.step.metrics import LogInterval
+from lanewise.engine.step.totals import StepTotals
+from lanewise.engine.step.wire import LaneRow, Term
 from lanewise.runs.callback import LargestLoss
 
 

@@ -10,9 +10,9 @@ from lanewise.engine.precision import Precision
 from lanewise.engine.step.average import update_average
 from lanewise.engine.step.joining import Joined
 from lanewise.engine.step.lanes import LaneRunner
-from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.metrics import Gradient
 from lanewise.engine.step.own_update import OwnUpdate, own_updates
+from lanewise.engine.step.totals import StepTotals
 from lanewise.engine.step.wire import LaneRow, Term
 from lanewise.errors import TaskError
 from lanewise.lanes import PROGRESS, LaneTurn, RunLength

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanewise.engine.step.message import StepTotals, in_rank_order, merged_by
+from lanewise.engine.step.totals import StepTotals, in_rank_order, merged_by
 from lanewise.engine.step.wire import LaneRow, Term, Votes, start_exchange
 
 CPU = torch.device("cpu")

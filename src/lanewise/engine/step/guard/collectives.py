@@ -7,8 +7,8 @@ from torch import nn
 
 from lanewise.config import Equality
 from lanewise.engine.step.guard.look import Look
-from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.totals import StepTotals
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.world.world import World

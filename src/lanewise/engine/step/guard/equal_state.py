@@ -8,8 +8,8 @@ from torch import nn
 
 from lanewise.engine.buffers.buffers import StepState
 from lanewise.engine.step.guard.look import Look
-from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.totals import StepTotals
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.tensor_bytes import checksums, placed_checksum

@@ -6,9 +6,9 @@ from typing import Any, final
 import torch
 
 from lanewise.engine.step.guard.look import Look
-from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.target_mean import RETURN_SUM, target_means
 from lanewise.engine.step.terms import SAMPLES, LaneLoss
+from lanewise.engine.step.totals import StepTotals
 from lanewise.engine.transforms import compare_runs
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from lanewise.engine.step.guard.look import Look
-from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.totals import StepTotals
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.reduce import Reducer

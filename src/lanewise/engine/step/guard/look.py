@@ -2,8 +2,8 @@
 
 from typing import Any, Protocol
 
-from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.totals import StepTotals
 from lanewise.lanes import LaneTurn
 
 

@@ -29,8 +29,8 @@ from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.reachable import elements_of, walk
 from lanewise.engine.step.guard.look import Look
 from lanewise.engine.step.lanes import TaskLane
-from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.totals import StepTotals
 from lanewise.errors import MOST_SHOWN, TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.accelerator import start_copy_to_host

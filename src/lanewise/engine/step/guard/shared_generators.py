@@ -14,8 +14,8 @@ from typing import final
 
 from lanewise.config import Equality
 from lanewise.engine.step.guard.look import Look
-from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.totals import StepTotals
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn
 from lanewise.processes.device.random_state import generator_states, host_generators_drew

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from lanewise.engine.step.guard.first_step import FirstStep
-from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import check_whole
+from lanewise.engine.step.totals import StepTotals
 from lanewise.lanes import LaneTurn
 from lanewise.processes.world.world import LocalWorld
 from lanewise.task import Loss

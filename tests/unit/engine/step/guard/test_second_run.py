@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 from lanewise.data import LaneBatch
 from lanewise.engine.buffers.buffers import LaneBuffers
 from lanewise.engine.step.guard.second_run import SecondRun
-from lanewise.engine.step.message import StepTotals
 from lanewise.engine.step.terms import LaneLoss
+from lanewise.engine.step.totals import StepTotals
 from lanewise.errors import TaskError
 from lanewise.lanes import LaneTurn, Placement
 from lanewise.processes.device.live_storage import LiveStorage
