@@ -8,9 +8,11 @@ from contextlib import suppress
 from functools import partial
 from types import TracebackType
 
+from torch import distributed as dist
+
 from lanewise.config import DistributedConfig
 from lanewise.engine.step.lane_error import remedy_for
-from lanewise.errors import LanewiseError, describe
+from lanewise.errors import LanewiseError, WorldError, describe
 from lanewise.processes.device.choice import choose_backend, choose_devices
 from lanewise.processes.die_with_parent import die_with_parent
 from lanewise.processes.watch.heartbeat import OWN_CODE, heartbeat
@@ -37,8 +39,14 @@ def join(environment: Environment, distributed: DistributedConfig) -> tuple[Worl
         The world, and the watch of this process, whose `close` leaves the world.
 
     Raises:
-        WorldError: the processes cannot meet, or `exact` cannot hold on their machines.
+        WorldError: the processes cannot meet, one is in a world already, or `exact` cannot hold on their
+            machines.
     """
+    if environment.world_size > 1 and dist.is_initialized():
+        raise WorldError(
+            "this process is in a world of torch.distributed already. Leave init_process_group out, as Lanes "
+            "joins it; before a second Lanes in one program call close() of the first."
+        )
     devices = choose_devices(distributed.device_type, environment.local_world_size)
     backend = choose_backend(distributed.backend, devices, environment.world_size)
     watch = Watch()

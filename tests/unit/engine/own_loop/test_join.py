@@ -4,11 +4,12 @@ import sys
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
 
 from lanewise.config import DistributedConfig
 from lanewise.engine.own_loop.join import join
-from lanewise.errors import TaskError
+from lanewise.errors import TaskError, WorldError
 from lanewise.processes.world.environment import Environment
 
 
@@ -28,6 +29,16 @@ def test_a_hook_of_the_user_stays(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", hook := lambda *_: None)
     join(Environment(), DistributedConfig(device_type="cpu"))
     assert sys.excepthook is hook
+
+
+def test_a_process_that_is_in_a_world_already_is_told_what_to_leave_out():
+    """A second Lanes of a program, or a script that begins with init_process_group, ended in a traceback."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(WorldError, match=r"Leave init_process_group out.* call close"):
+            join(Environment(world_size=2), DistributedConfig(device_type="cpu"))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_an_error_of_torch_is_shown_with_its_remedy(monkeypatch, capsys):
