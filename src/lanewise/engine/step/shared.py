@@ -23,8 +23,6 @@ import torch
 from torch import nn
 
 from lanewise.data import LaneBatch
-from lanewise.engine.step.guard.foreign_leaves import ForeignLeaves
-from lanewise.engine.step.guard.second_run import SecondRun
 from lanewise.engine.step.lanes import DerivedLane, LaneLosses, StepBatches
 from lanewise.engine.step.outputs import BatchOutputs, LaneOutputs, as_real, gather_outputs, map_tensors
 from lanewise.engine.step.step import Pass
@@ -221,8 +219,7 @@ class SharedLoss(LaneLosses):
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()} if self.compares else {}
         compute, num_samples = partial(loss.compute, model, outputs.values, rows), rows.stop - rows.start
         for look in self.pass_.looks if loss.by_rows else ():
-            if isinstance(look, SecondRun):
-                look.require_repeated(compute, what, turn)
+            look.before_rows(turn, compute, what)
         returned = compute()
         checked = (LaneLoss.of if loss.by_rows else check_whole)(returned, num_samples, what)
         if self._world.num_collectives() != num_collectives:
@@ -233,12 +230,11 @@ class SharedLoss(LaneLosses):
         for name, buffer in model.named_buffers():
             if name in buffers and not torch.equal(buffer, buffers[name]):
                 raise TaskError(f"{what} changes the buffer {name}. Change buffers in the forward.")
-        for look in self.pass_.looks:
-            if isinstance(look, ForeignLeaves) and checked.value is not None:
-                look.require_own(checked.value, what, tensors)
         self._message.agree_on_unit(checked.weight or num_samples, is_of_all=not loss.by_rows)
         if checked.value is None:
             return _Computed(checked, [torch.zeros_like(tensor) for tensor in tensors], {})
+        for look in self.pass_.looks:
+            look.after_common(checked.value, what, tensors)
         root, factor = checked.root(turn, self._message.scale)
         assert root is not None
         made: Sequence[torch.Tensor | None] = torch.autograd.grad(

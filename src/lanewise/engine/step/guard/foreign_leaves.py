@@ -1,7 +1,7 @@
 """Refuses a loss that depends on weights which are no part of the model, so that nobody would train them."""
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
@@ -42,16 +42,10 @@ class ForeignLeaves(Look):
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         root = None if loss is None else loss.root(turn, 1.0)[0]
         if root is not None:
-            self.require_own(root, f"the loss of lane {turn.lane} in step {turn.step + 1}")
+            self.after_common(root, f"the loss of lane {turn.lane} in step {turn.step + 1}", ())
 
-    def require_own(self, loss: torch.Tensor, what: str, given: Iterable[torch.Tensor] = ()) -> None:
-        """Raise TaskError if a loss depends on a tensor that would get a gradient, and that nobody trains.
-
-        Args:
-            loss: has a graph.
-            what: its name in the error message.
-            given: tensors that it may depend on besides.
-        """
+    def after_common(self, loss: torch.Tensor, what: str, given: Sequence[torch.Tensor]) -> None:
+        """Raise TaskError if a loss depends on a tensor that would get a gradient, and that nobody trains."""
         self._has_walked = True
         modules = (*self._models, *self._reducer.replicas)
         known: set[torch.Tensor] = {parameter for module in modules for parameter in module.parameters()}

@@ -1,6 +1,9 @@
 """What is looked at in the first steps only, where the user's code may break what lanes rely on."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+import torch
 
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.engine.step.totals import StepTotals
@@ -30,6 +33,14 @@ class Look(Protocol):
 
     def after_backward(self, turn: LaneTurn) -> None:
         """Look at what the backward of a lane did."""
+        return
+
+    def before_rows(self, turn: LaneTurn, compute: Callable[[], object], what: str) -> None:
+        """Look before `compute` gives the loss of a lane's samples against those of all lanes."""
+        return
+
+    def after_common(self, loss: torch.Tensor, what: str, given: Sequence[torch.Tensor]) -> None:
+        """Look at a loss of samples of several lanes, which was computed from given outputs of these."""
         return
 
     def finish(self, totals: StepTotals) -> bool:

@@ -91,8 +91,7 @@ class SecondRun(Look):
             self._require_equal(self._results, "the forward, loss or backward of lanes", turn)
         return self._num_left == 0
 
-    def require_repeated(self, compute: Callable[[], object], what: str, turn: LaneTurn) -> None:
-        """Refuse a loss of a lane's samples that differs when it is computed twice, before the step does."""
+    def before_rows(self, turn: LaneTurn, compute: Callable[[], object], what: str) -> None:
         results: list[list[float]] = []
         _run_twice(lambda: _read(_numbers(compute())), results)
         self._require_equal(results, what, turn)

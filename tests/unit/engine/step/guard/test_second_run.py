@@ -283,5 +283,5 @@ def test_a_loss_by_rows_that_keeps_rows_is_refused():
     with pytest.raises(
         TaskError, match=r"task\.rows\.0, task\.rows\.1 changed in the row_loss of T, and lane"
     ):
-        second_run.require_repeated(row_loss, "the row_loss of T", turn)
-    second_run.require_repeated(lambda: torch.rand(3), "the row_loss of T", turn)
+        second_run.before_rows(turn, row_loss, "the row_loss of T")
+    second_run.before_rows(turn, lambda: torch.rand(3), "the row_loss of T")
