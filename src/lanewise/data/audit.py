@@ -65,8 +65,8 @@ class AuditLog:
                         "step": batch.turn.step + 1,
                         "lane": batch.turn.lane,
                         "indices": list(batch.indices),
-                        "tensors": digest(batch.data if batch.has_samples else None),
-                        "rows": _num_rows(batch.data) if batch.has_samples else None,
+                        "tensors": digest(batch.own_data),
+                        "rows": _num_rows(batch.own_data),
                         "skipped": len(batch.indices) - batch.num_samples,
                     }
                     lines.write(columns if self._num_lanes is None else columns | self._of_stream(batch))

@@ -61,6 +61,11 @@ class LaneBatch:
         return self.num_samples > 0
 
     @property
+    def own_data(self) -> Any:
+        """What `collate` returned of its samples; None without any, where `data` may be that of others."""
+        return self.data if self.has_samples else None
+
+    @property
     def place(self) -> str:
         """Say which batch this is, for an error."""
         step, lane = self.turn.step, self.turn.lane

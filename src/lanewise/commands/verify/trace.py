@@ -242,7 +242,7 @@ def _noting(batches: Iterator[LaneBatch], noted: _Noted) -> Iterator[LaneBatch]:
     """Note each batch, and yield it."""
     for batch in batches:
         if batch.indices:
-            noted[batch.turn.lane] = batch.indices, digest(batch.data if batch.has_samples else None)
+            noted[batch.turn.lane] = batch.indices, digest(batch.own_data)
         yield batch
 
 

@@ -56,6 +56,5 @@ class EpochReads:
 
     def _add(self, batch: LaneBatch) -> LaneBatch:
         self._read_bytes += batch.read_bytes
-        if batch.turn.positions:
-            self._num_skipped += len(batch.indices) - batch.num_samples
+        self._num_skipped += len(batch.indices) - batch.num_samples
         return batch
