@@ -15,13 +15,16 @@ SRC = Path(__file__).parents[2] / "src" / "lanewise"
 MADE_TO_BE_SET = {
     "heartbeat": "the note of what this process does, which is one for all",
     ".grad": "where torch keeps a gradient",
+    ".training": "the mode of a module of torch's",
+    ".forward": "what torch calls as a module, or as a part of one",
+    ".__cause__": "Python's field of an error",
+    ".__traceback__": "Python's field of an error",
     "ctx": "where torch's autograd.Function keeps what its backward needs",
 }
 """Of variables, and of attributes with a dot: why."""
 ALLOWED: dict[str, tuple[str, set[str]]] = {
     "adapt/optimizer.py": ("a mark on the user's parameter", {"named[names[0]]._NOTED"}),
     "cli/arguments.py": ("argparse makes the namespace", {"found.program"}),
-    "cli/bench.py": ("results are compared when printed", {"report.changes"}),
     "cli/completion.py": ("argparse actions have no other way", {"added.choices", "added.complete"}),
     "commands/bench/bench.py": ("results are filled as measured", {"row.trained", "row.training_failure"}),
     "commands/bench/job.py": (
@@ -29,8 +32,6 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         {"task.eval_datasets", "task.train_dataset"},
     ),
     "commands/bench/warm_mode.py": ("results are filled as measured", {"row.failure", "row.firsts"}),
-    "commands/doctor/doctor.py": ("a config's launcher sends no sources", {"launcher.project"}),
-    "commands/verify/cut.py": ("the mode of a user's module", {"probed.model.get_submodule(owner).training"}),
     "commands/verify/foreign/on_path/lanewise_observer/hooks.py": (
         "observes a program from within",
         {
@@ -76,57 +77,29 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         "findings are filled as probed",
         {"found.of_means", "found.of_micro_batches"},
     ),
-    "commands/verify/operators.py": ("a switch of torch", {"switches.fill_uninitialized_memory"}),
-    "commands/verify/verify.py": ("a layout resumes after all ran", {"layout.resumed"}),
-    "config/strict_yaml.py": ("PyYAML's table of a class", {"_Loader.yaml_implicit_resolvers"}),
-    "data/block_reader.py": ("counts what a block has left", {"kept.rows_left"}),
-    "data/mixed_stream.py": ("the mixture ends its parts", {"other.is_over", "part.is_over"}),
-    "data/stream_lanes.py": (
-        "its helper's place, for each epoch",
-        {"self._asked.ended", "self._asked.epoch", "self._asked.first_step"},
-    ),
-    "data/stream_loader.py": (
-        "known when all lanes are",
-        {"batch.data", "batch.to_source", "batch.turn", "self.reader.start"},
-    ),
-    "data/stream_pass.py": ("known with the next batch", {"batch.turn"}),
-    "data/workers.py": ("a flag that several may raise", {"length.is_asked"}),
     "engine/engine.py": (
         "known in `fit`; the step of the best",
         {"self._saving.stop_reason", "self.evaluation.best_step"},
     ),
-    "engine/evaluation/eval_set.py": ("known with the next batch", {"batch.data"}),
-    "engine/evaluation/evaluator.py": (
-        "modules' mode; sums over micro-batches",
-        {"module.training", "of_lane.num_samples"},
-    ),
     "engine/observers.py": ("a callback is the user's object", {"callback.logged_media"}),
-    "engine/transforms/activation_checkpointing.py": ("a block's forward is wrapped", {"block.forward"}),
-    "engine/transforms/checkpointed.py": ("a block's forward is wrapped", {"module.forward.compares"}),
-    "engine/transforms/compile.py": ("a module's forward is compiled", {"module.forward"}),
-    "errors.py": ("Python's fields of an error", {"error.__cause__", "error.__traceback__"}),
     "hugging_face/trainer.py": (
         "the Trainer reads its own fields",
         {"trainer.lr_scheduler", "trainer.optimizer"},
     ),
     "hugging_face/weight.py": ("found by looking at samples", {"parts.counts", "parts.takes_count"}),
-    "lanes/progress.py": ("a flag that several may raise", {"self.length.is_asked"}),
     "launch/agree.py": ("hosts answer after being reached", {"host.interfaces", "host.first_rank"}),
     "lightning/module.py": ("Lightning reads its own fields", {"parts.metrics", "there.trainer"}),
     "lightning/step.py": (
         "Lightning reads its own fields",
-        {"made.forward", "made.log", "made.trainer", "metric.sync_on_compute"},
+        {"made.log", "made.trainer", "metric.sync_on_compute"},
     ),
     "metrics/merge.py": (
         "torchmetrics has no other way",
         {"metric._to_sync", "metric._update_count", "metric.state"},
     ),
-    "processes/watch/meeting.py": ("the meeting starts the channel", {"channel.has_met", "channel.start"}),
     "reduce/fsdp_group.py": ("FSDP calls its own field", {"group.post_backward"}),
-    "reduce/replicas.py": ("a copy's tensors and mode", {"module.name", "own.data", "own.training"}),
-    "runs/checkpoint/saver.py": ("Python's fields of an error", {"self.failure.__cause__"}),
+    "reduce/replicas.py": ("a copy's tensors", {"module.name", "own.data"}),
     "runs/loggers/progress.py": ("rich has no other way", {"self._column.bar_width"}),
-    "runs/loggers/rank_log.py": ("known when the processes met", {"self._console.is_first"}),
     "task.py": ("a user's task may be frozen", {"task._init_arguments"}),
 }
 """Of each module: why, and what it sets."""

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -89,7 +90,7 @@ def bench(arguments: Arguments) -> int:
             show=show,
         )
     if before is not None:
-        report.changes = list(compare(before, report.to_json()))
+        report = replace(report, changes=list(compare(before, report.to_json())))
     show_result(report, arguments[CONFIG], arguments[JSON])
     if report.is_interrupted:
         return _INTERRUPTED

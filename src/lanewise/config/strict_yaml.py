@@ -5,7 +5,7 @@ of a value that is lost without a word. Tags such as `!!set` are refused.
 """
 
 import re
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import yaml
 
@@ -110,6 +110,8 @@ def _check_nodes(text: str, source: str) -> None:
 class _Loader(SafeLoader):
     """Resolves plain scalars by the core schema alone and remembers repeated keys with their lines."""
 
+    yaml_implicit_resolvers: ClassVar = {}  # type: ignore[misc]
+
     def __init__(self, text: str, source: str) -> None:
         super().__init__(text)
         self.source = source
@@ -137,7 +139,6 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text that either version of YAML would read as something else."""
 
 
-_Loader.yaml_implicit_resolvers = {}
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_core_int)
 for _kind, _pattern, _first in _CORE_SCHEMA:
     for _class in (_Loader, _Dumper):

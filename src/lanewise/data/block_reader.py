@@ -25,8 +25,16 @@ class _Kept(Generic[Chunk]):
 
     chunk: Chunk
     num_bytes: int
+    all_rows: int
+    """A set of bits, one for each row of the chunk."""
     rows_left: int
-    """A set of bits: bit k is set until row k of the chunk is handed out."""
+    """Those of them that were not handed out yet."""
+
+    def take(self, rows: int) -> None:
+        """Hand rows out; one that was handed out before begins another pass over all of them."""
+        if self.rows_left & rows != rows:
+            self.rows_left = self.all_rows
+        self.rows_left ^= rows
 
 
 @dataclass(eq=False)
@@ -91,19 +99,12 @@ class BlockReader(Generic[Chunk]):
         place = (block, number)
         kept = self._kept.pop(place, None) or self._decode(block, number)
         self._kept[place] = kept
-        taken = reduce(or_, map((1).__lshift__, rows), 0)
-        if kept.rows_left & taken != taken:
-            kept.rows_left = self._all_rows(block, number)
-        kept.rows_left ^= taken
+        kept.take(reduce(or_, map((1).__lshift__, rows), 0))
         if not kept.rows_left:
             self._bytes_kept -= self._kept.pop(place).num_bytes
         elif self._bytes_kept > self.memory:
             self._drop_beyond_memory()
         return kept.chunk
-
-    def _all_rows(self, block: int, number: int) -> int:
-        first = number * self.rows_per_chunk
-        return (1 << min(self.rows_per_chunk, self.block_sizes[block] - first)) - 1
 
     def _decode(self, block: int, number: int) -> _Kept[Chunk]:
         """Move a cursor on until it has decoded the chunk."""
@@ -135,7 +136,9 @@ class BlockReader(Generic[Chunk]):
     def _next(self, cursor: Generator[Chunk, None, None], block: int, number: int) -> _Kept[Chunk]:
         chunk = next(cursor, None)
         assert chunk is not None, f"block {block} ended before its chunk {number}"
-        kept = _Kept(chunk, self.num_bytes(chunk), self._all_rows(block, number))
+        first = number * self.rows_per_chunk
+        rows = (1 << min(self.rows_per_chunk, self.block_sizes[block] - first)) - 1
+        kept = _Kept(chunk, self.num_bytes(chunk), rows, rows)
         self._bytes_kept += kept.num_bytes
         self._num_decoded += 1
         return kept

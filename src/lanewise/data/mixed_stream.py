@@ -105,6 +105,10 @@ class _Part:
         """How often it came to an end."""
         self.is_over = False
 
+    def end(self) -> None:
+        """Give no more samples."""
+        self.is_over = True
+
     def open(self, state: Any = None) -> None:
         """Open it, at the beginning or at a state; under the same random state in either case."""
         self._num_read = 0
@@ -202,10 +206,10 @@ class _MixedLane:
         if rule == "repeat" and not all_ended:
             part.open()
             sample = part.read()
-        part.is_over = sample is _END
-        if part.is_over and (rule == "end_epoch" or (rule == "repeat" and all_ended)):
-            for other in self._parts:
-                other.is_over = True
+        if sample is _END:
+            ends_all = rule == "end_epoch" or (rule == "repeat" and all_ended)
+            for ending in self._parts if ends_all else [part]:
+                ending.end()
         self._find_live()
         return sample
 

@@ -193,6 +193,10 @@ class StreamReader(Dataset[LaneBatch]):
         """Yield a reader of single samples for each stream that the dataset is, or is a mixture of."""
         return map(self.of_samples, _parts(self.dataset))
 
+    def go_on(self, start: LaneStart | None) -> None:
+        """Let an epoch begin where its lanes stood, once it is closed; None: each begins with its samples."""
+        self.start = start
+
     def close(self) -> None:
         """Close what is open: the next micro-batch of a lane is that of the begin, or of `start`."""
         self._epoch = -1

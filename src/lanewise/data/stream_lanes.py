@@ -39,7 +39,7 @@ class StreamLanes:
 
     def open(self, epoch: int, ended: Iterable[int] = (), first_step: int = 0) -> None:
         """Begin an epoch, whose first step has a number, and in which some lanes may have ended before."""
-        self._asked.epoch, self._asked.ended, self._asked.first_step = epoch, {*ended}, first_step
+        self._asked.begin(epoch, ended, first_step)
         self._queues = {lane: deque() for lane in self.reader.lanes}
 
     def num_next(self, lane: int) -> int:
@@ -93,6 +93,10 @@ class _Asked:
     ended: set[int] = field(default_factory=set)
     """The lanes that are known to have ended."""
     first_step: int = 0
+
+    def begin(self, epoch: int, ended: Iterable[int], first_step: int) -> None:
+        """Ask for the lanes of an epoch that have not ended before."""
+        self.epoch, self.ended, self.first_step = epoch, {*ended}, first_step
 
     def __iter__(self) -> Iterator[tuple[int, int, int] | None]:
         while True:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, final
 from weakref import proxy
@@ -112,15 +112,15 @@ class StreamLoader:
                 yield LaneBatch(turn, (), data, 0, to_source=self._to_source([0] * len(self.lanes)))
             for lane in own:
                 batch, is_last = lanes.take(lane), lane == own[-1]
-                batch.turn = batch.turn._replace(step=self._step, present=present, is_last=is_last)
-                if is_last:
-                    batch.to_source = self._to_source(list(map(lanes.num_next, self.lanes)))
-                if self.fills_empty and batch.data is None:
-                    batch.data = self._spare_data()
+                turn = batch.turn._replace(step=self._step, present=present, is_last=is_last)
+                to_source = self._to_source(list(map(lanes.num_next, self.lanes))) if is_last else None
+                data = batch.data
+                if self.fills_empty and data is None:
+                    data = self._spare_data()
                 elif self.fills_empty and self._spare is None:
-                    self._spare = copied(batch.data)  # before a forward changes it
+                    self._spare = copied(data)  # before a forward changes it
                 self._enter()
-                yield batch
+                yield replace(batch, turn=turn, data=data, to_source=to_source)
 
     def _enter(self) -> None:
         """Set the progress back from what was read ahead."""
@@ -212,7 +212,8 @@ class StreamLoader:
         self._epoch, self._first_step = int(state["epoch"]), int(state["first_step"])
         self._num_samples = int(state["num_samples"])
         self._step = self._first_step + int(state["num_steps"])
-        self._upcoming, self._resumed, self.reader.start = state["upcoming"], None, None
+        self._upcoming, self._resumed = state["upcoming"], None
+        self.reader.go_on(None)
         if self._upcoming is None:
             return
         if len(self._upcoming) != self.reader.cut.num_lanes:
@@ -220,7 +221,8 @@ class StreamLoader:
                 f"it tells of {len(self._upcoming)} lanes instead of {self.reader.cut.num_lanes}"
             )
         states = {int(lane): of_lane for lane, of_lane in state["states"].items()}
-        self._resumed = self.reader.start = LaneStart(self._epoch, int(state["num_steps"]), states)
+        self._resumed = LaneStart(self._epoch, int(state["num_steps"]), states)
+        self.reader.go_on(self._resumed)
 
     def _begin(self) -> None:
         """Open the lanes, and find out which of them have samples. Collective."""

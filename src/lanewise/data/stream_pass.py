@@ -1,6 +1,7 @@
 """Reads a stream once from its beginning to its end, as an evaluation does."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from lanewise.data.lane_reader import LaneBatch
@@ -27,8 +28,7 @@ def read_to_end(reader: StreamReader, num_workers: int, *, pin_memory: bool = Fa
     while going := [lane for own in in_turn for lane in islice(filter(lanes.num_next, own), 1)]:
         for lane in going:
             batch = lanes.take(lane)
-            batch.turn = batch.turn._replace(is_last=not lanes.num_next(lane))
-            yield batch
+            yield replace(batch, turn=batch.turn._replace(is_last=not lanes.num_next(lane)))
 
 
 def read_first(reader: StreamReader) -> LaneBatch:

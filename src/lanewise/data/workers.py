@@ -162,7 +162,8 @@ def _until_told(
         for batch in batches:
             if batch is not None:
                 if length is not None:
-                    length.is_asked |= batch.asks_length
+                    if batch.asks_length:
+                        length.ask()
                     PROGRESS.set((batch.turn.step, batch.turn.epoch, length))
                 yield batch
     except (OSError, EOFError):

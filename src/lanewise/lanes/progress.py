@@ -15,6 +15,11 @@ class RunLength:
     """None where only the data tells, as of a stream that is read to its end."""
     is_asked: bool = False
 
+    def ask(self) -> int | None:
+        """Return the number of steps, and note that somebody asked."""
+        self.is_asked = True
+        return self.num_steps
+
 
 class StepProgress(NamedTuple):
     """Where in the run a step is."""
@@ -29,8 +34,7 @@ class StepProgress(NamedTuple):
     @property
     def num_steps(self) -> int | None:
         """How many steps the run has in all; None of a stream that ends with its data."""
-        self.length.is_asked = True
-        return self.length.num_steps
+        return self.length.ask()
 
     @property
     def fraction(self) -> float | None:

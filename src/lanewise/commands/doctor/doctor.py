@@ -52,12 +52,13 @@ def doctor(
     if config is not None:
         check_for_hosts(job)
     launcher = remote_launcher_of(job)
-    launcher.project = replace(launcher.project, elastic=None)  # all of them are looked at
+    project = replace(launcher.project, elastic=None)  # all of them are looked at
     if config is None:
-        launcher.project = replace(launcher.project, sources={}, run_dir=None)
+        project = replace(project, sources={}, run_dir=None)
+    launcher = replace(launcher, project=project)
     with launcher.hosts() as (hosts, _):
         show("looking at the hosts")
-        agreement = Agreement(hosts, launcher.project)
+        agreement = Agreement(hosts, project)
         agreement.look(at_all=True)
         clocks = {host.name: clock for host, clock in agreement.ask("clock", _read_clock).items()}
         notes = list(_names_that_lead_nowhere(agreement))
@@ -144,8 +145,8 @@ def _measure(config: RunConfig, hosts: Sequence[RemoteHost]) -> Measurement:
         needs_equal_machines=config.distributed.equality == "exact",
     )
     launcher = remote_launcher_of(job)
-    launcher.project = replace(launcher.project, sources={})
-    return Measurement.from_tree(launch(job, launcher))
+    without_sources = replace(launcher, project=replace(launcher.project, sources={}))
+    return Measurement.from_tree(launch(job, without_sources))
 
 
 def _host_of(error: LanewiseError, hosts: Sequence[RemoteHost]) -> str:

@@ -84,12 +84,11 @@ def recording(model: nn.Module) -> Iterator[list[Call]]:
     def leave(*_: object) -> None:
         modules.pop()
 
-    switches: Any = torch.utils.deterministic  # its attributes are properties, unknown to type checkers
-    filled = switches.fill_uninitialized_memory
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     # Otherwise the digest of a new tensor would depend on what lay in memory. Takes effect in `exact` only.
-    switches.fill_uninitialized_memory = True
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     with ExitStack() as stack:
-        stack.callback(setattr, switches, "fill_uninitialized_memory", filled)
+        stack.callback(setattr, torch.utils.deterministic, "fill_uninitialized_memory", filled)
         for name, module in model.named_modules():
             stack.enter_context(module.register_forward_pre_hook(lambda *_, name=name: modules.append(name)))
             stack.enter_context(module.register_forward_hook(leave, always_call=True))

@@ -76,21 +76,25 @@ def verify(
             show(name)
             layouts.append(_run(name, job, layouts[0] if layouts else None))
         if resumes:
-            _resume(jobs, layouts, show)
+            layouts = _resumed(jobs, layouts, show)
     evidence = Evidence(layouts, _left_out(config.distributed))
     findings = diagnose(evidence)
     return VerifyReport(config, layouts, findings, notes(evidence, findings))
 
 
-def _resume(jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Callable[[str], None]) -> None:
+def _resumed(
+    jobs: Sequence[VerifyJob], layouts: Sequence[LayoutResult], show: Callable[[str], None]
+) -> list[LayoutResult]:
     """Let each layout go on from the checkpoint of the one before it, and the first from that of the last."""
     pairs = zip(layouts, jobs, strict=True)
+    resumed: dict[str, LayoutResult] = {}
     saved = [(layout, job) for layout, job in pairs if layout.trace.steps and not job.is_repeat]
     for (layout, job), (other, saved_by) in zip(saved, saved[-1:] + saved[:-1], strict=True):
         name = f"{layout.name}, resumed from {other.name}"
         show(name)
         rest = replace(job, name=f"{job.name}-resumed", resume_from=saved_by.name, is_reference=False)
-        layout.resumed = _run(name, rest, layouts[0])
+        resumed[layout.name] = _run(name, rest, layouts[0])
+    return [replace(layout, resumed=resumed.get(layout.name)) for layout in layouts]
 
 
 def _run(name: str, job: VerifyJob, reference: LayoutResult | None) -> LayoutResult:

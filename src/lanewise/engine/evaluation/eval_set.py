@@ -110,9 +110,9 @@ class StreamSet:
         for batch in to_device(read, device):
             if fills_empty and not batch.has_samples:
                 spare = spare or read_first(self.reader)
-                (copy,) = to_device([replace(spare, data=copied(spare.data))], device)
-                batch.data = copy.data
-            yield batch
+                yield from to_device([replace(batch, data=copied(spare.data))], device)
+            else:
+                yield batch
         if batch is None and fills_empty:
             turn = LaneTurn(0, 0, lanes.start, range(0), (), is_last=True)
             first = replace(read_first(self.reader), turn=turn, indices=(), num_samples=0, missing=())

@@ -56,6 +56,10 @@ class _OpenLane:
     num_samples: int = 0
     losses: Losses = field(default_factory=lambda: Losses({}, {}))
 
+    def count(self, num_samples: int) -> None:
+        """Add the samples of a micro-batch."""
+        self.num_samples += num_samples
+
     def result(self) -> _LaneResult:
         """Return it, ready to be sent to other processes."""
         return _LaneResult(self.num_samples, self.losses.sent(), take_states(self.metrics))
@@ -227,7 +231,7 @@ class Evaluator:
                     {key: metric.to(self.world.device) for key, metric in metrics.items()}
                 )
             of_lane = lanes[number]
-            of_lane.num_samples += lane.batch.num_samples
+            of_lane.count(lane.batch.num_samples)
             with named_lane(lane.batch):
                 if of_lane.metrics:
                     self.lanes.task.update_metrics(of_lane.metrics, made, lane.batch.data)

@@ -50,6 +50,10 @@ class Checkpointed:
     compares: bool = True
     """Whether what both runs get and return is compared."""
 
+    def compare(self, *, is_on: bool) -> None:
+        """Say whether both runs are compared from here on."""
+        self.compares = is_on
+
     @_disable_dynamo  # is torch.compiler.disable, which would take seconds here, at its first call
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block; where gradients are recorded, keep only its inputs."""
@@ -75,7 +79,7 @@ def compare_runs(modules: Iterable[nn.Module], *, is_on: bool) -> None:
     for root in modules:
         for module in root.modules():
             if isinstance(module.forward, Checkpointed):
-                module.forward.compares = is_on
+                module.forward.compare(is_on=is_on)
 
 
 @final

@@ -102,6 +102,14 @@ class Channel:
     has_met: bool = False
     """Whether all processes have come."""
 
+    def come_to(self, start: int) -> None:
+        """Go over to a later start."""
+        self.start = start
+
+    def end_meeting(self) -> None:
+        """Note that all processes have come."""
+        self.has_met = True
+
     def first(self) -> Failure | None:
         """Return the first failure of all ranks, if there is one."""
         return self._failure(self._key("failure/1"))

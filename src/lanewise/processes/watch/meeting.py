@@ -104,9 +104,9 @@ class Meeting:
             self._store.set(f"{channel.start}/begun", json.dumps(is_restarted))
         while not self._store.has(f"{channel.start}/begun"):
             if self._store.add("starts", 0) > channel.start:  # this process had come to an earlier start
-                channel.start = self._arrive()
+                channel.come_to(self._arrive())
             self._require_time(deadline, [0])
-        channel.has_met = True
+        channel.end_meeting()
         return self._store.get(f"{channel.start}/begun") == b"true"
 
     def agree(self, choose: Callable[[], str]) -> str:

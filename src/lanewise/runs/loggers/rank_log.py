@@ -67,7 +67,7 @@ class RankLog:
         Args:
             is_first: tells whether this process is the first of all to ask with this text.
         """
-        self._console.is_first = is_first
+        self._console.share(is_first)
 
 
 @final
@@ -120,11 +120,15 @@ class _Console(logging.Handler):
 
     def __init__(self, rank: int, stream: Callable[[], TextIO]) -> None:
         super().__init__()
-        self.is_first: Callable[[str], bool] | None = None
+        self._is_first: Callable[[str], bool] | None = None
         self._stream = stream
         self._rank = rank
         self._pid = os.getpid()
         self._said: Counter[str] = Counter()
+
+    def share(self, is_first: Callable[[str], bool]) -> None:
+        """Show what any rank warns of, if it is the first to ask."""
+        self._is_first = is_first
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record that has a place on the console."""
@@ -135,7 +139,7 @@ class _Console(logging.Handler):
             self._write(text)
             return
         # A process that was forked, to load data, must not ask the other ranks.
-        is_first = self.is_first if os.getpid() == self._pid else None
+        is_first = self._is_first if os.getpid() == self._pid else None
         if self._rank == 0 and (record.levelno < logging.WARNING or is_first is None):
             self._write(text)
         elif record.levelno >= logging.WARNING and is_first is not None:
