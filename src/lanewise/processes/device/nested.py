@@ -36,12 +36,29 @@ def map_leaves(function: Callable[[Any], Any], data: Any, is_leaf: Callable[[Any
 
 
 def copied(data: Any) -> Any:
-    """Return a copy of nested containers and their tensors, for code that may change them."""
+    """Return a copy of nested containers and their tensors, for code that may change them.
+
+    Tensors keep their strides: a matrix that is a slice may be multiplied by another kernel than one that is
+    contiguous, which rounds otherwise.
+    """
 
     def copy_leaf(leaf: Any) -> Any:
-        return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
+        return _cloned(leaf.detach()) if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
 
     return map_leaves(copy_leaf, data)
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout != torch.strided or tensor.is_contiguous():
+        return tensor.clone()
+    once = tensor  # of what is expanded
+    for dimension, stride in enumerate(tensor.stride()):
+        once = once if stride else once.narrow(dimension, 0, 1)
+    try:
+        made = once.new_empty_strided(once.size(), once.stride()).copy_(once)
+    except RuntimeError:  # windows that overlap
+        return tensor.clone()
+    return made.expand(tensor.size())
 
 
 def plain(data: Any) -> Any:

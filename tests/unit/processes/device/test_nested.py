@@ -100,3 +100,25 @@ def test_the_structure_tells_containers_apart_but_not_tensors():
     for other in ([one], [one, one], [one, 2], [one, "1"], (one, 1), [1, one], {0: one, 1: 1}):
         assert structure(other) != structure([one, 1])
     assert structure({"a": one, "b": one}) != structure({"b": one, "a": one})
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12.0).reshape(3, 4)[:, :-1],
+        torch.arange(12.0).reshape(3, 4).T,
+        torch.arange(3.0)[:, None].expand(3, 4),
+        torch.arange(24.0).reshape(2, 3, 4)[:, 1:, 0],
+    ],
+)
+def test_a_copy_has_the_strides_of_what_it_is_of(tensor):
+    """A layer rounded otherwise on a copy, and a lane that ran again was taken for one that keeps state."""
+    (made,) = copied([tensor])
+    assert torch.equal(made, tensor)
+    assert made.stride() == tensor.stride()
+    assert made.data_ptr() != tensor.data_ptr()
+
+
+def test_windows_that_overlap_are_copied():
+    windows = torch.arange(5.0).unfold(0, 3, 1)
+    assert torch.equal(copied(windows), windows)
