@@ -1,4 +1,4 @@
-"""Runs one of the parts into which what is slow is cut, so that CI runs all of it in turns.
+"""Runs one of the parts into which what is slow is cut, so that all of it can be run in turns.
 
     make test-part                # the part that HEAD chooses
     make test-part PART=2/5       # a part by name

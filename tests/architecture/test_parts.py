@@ -1,4 +1,4 @@
-"""CI runs what is slow in turns: each file and target is in one part, which takes half an hour at most."""
+"""What is slow is run in turns: each file and target is in one part, which takes half an hour at most."""
 
 import json
 
