@@ -237,7 +237,7 @@ class Chatty(Line):
 
 
 class RaisesInForward(Line):
-    """Raises an ordinary exception in its third forward on one rank.
+    """Raises an ordinary exception in its second step on one rank.
 
     Args:
         rank: the rank that raises.
@@ -248,11 +248,9 @@ class RaisesInForward(Line):
         super().__init__()
         self.rank = rank
         self.others_sleep_seconds = others_sleep_seconds
-        self.num_calls = 0
 
     def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        self.num_calls += 1
-        if self.num_calls == 3:
+        if self.progress.number == 1:
             if self.rank == RANK:
                 raise ValueError("the image is upside down")
             time.sleep(self.others_sleep_seconds)
