@@ -1,10 +1,11 @@
 """What the processes of `lanewise bench` do: the first steps of the run, and then turns without end."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from lanewise.commands.bench.job import NUM_FIRST_STEPS, BenchJob, BenchTurn, First, digest_of
+from lanewise.commands.bench import job
+from lanewise.commands.bench.job import NUM_FIRST_STEPS, BenchTurn, First, digest_of
 from lanewise.config import DataConfig, RunConfig, SchedulerConfig
 from lanewise.engine.engine import build_engine
 from lanewise.processes.device.determinism import set_determinism
@@ -17,10 +18,14 @@ from tests.slow import slow
 
 def measure(world: World, config: RunConfig) -> tuple[list[First], list[list[BenchTurn]]]:
     set_determinism("exact", threads=1)
-    found = BenchJob(config, seconds=0.0).run(world)
-    assert found is not None
-    rounds = [[BenchTurn(**turn) for turn in turns] for turns in found["rounds"]]
-    return [First(**first) for first in found["firsts"]], rounds
+    measured = job._MeasuredRun(job.BenchJob(config), world)
+    firsts = [First(**first) for first in world.all_gather_tree(asdict(measured.first))]
+    num_steps, rounds = job.LEAST_STEPS, []
+    for _ in range(1 + job.LEAST_ROUNDS):  # the first one tells how long the others are
+        turns = world.all_gather_tree(asdict(measured.take_turn(num_steps)))
+        rounds.append([BenchTurn(**turn) for turn in turns])
+        num_steps = job.steps_of_turn(rounds[-1])
+    return firsts, rounds[1:]
 
 
 def train(world: World, config: RunConfig) -> str:
