@@ -207,8 +207,8 @@ def gradient_norms(world, config) -> tuple[list[int], list[dict[str, float]], li
     engine = build_engine(config, world)
     finish, gradients = engine.step.pass_.finish, []
 
-    def note(**needs: bool) -> Any:
-        gradients.append(finish(**needs))
+    def note(turn: Any, **needs: bool) -> Any:
+        gradients.append(finish(turn, **needs))
         return gradients[-1]
 
     engine.step.pass_.finish = note
