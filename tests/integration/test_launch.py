@@ -224,7 +224,7 @@ def test_the_exception_of_a_single_process_is_shown_once(tmp_path):
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count("ValueError: the image is upside down") == 1
     assert "lanewise/" not in done.stderr.partition("Traceback")[2]
-    assert "in step 1, lane 2, samples [" in done.stderr
+    assert "in step 2, lane 0, samples [" in done.stderr
 
 
 OS = ("os", 2, "os._exit(0) was called before the end, in ")
@@ -253,7 +253,7 @@ def test_a_task_cannot_end_a_run_as_if_it_were_done(tmp_path, how, code, said, d
         assert len(done.errors) == 1
         assert "rank 1 on" in done.stderr
     if how != "os":
-        assert "lane 2, samples [" in done.stderr
+        assert "lane 0, samples [" in done.stderr
     assert done.leftover == []
 
 

@@ -175,7 +175,8 @@ class StepMessage:
         lanes, sent, batch = self._rows, None, self._batch
         if self._travels:
             lanes, sent = self._wait()
-            self._judgement.require_lanes(lanes, batch.turn)
+            if self._world.world_size > 1:
+                self._judgement.require_lanes(lanes, batch.turn)
         metrics: Mapping[str, tuple[float, float]] = {}
         if self._metric_names:
             names = enumerate(self._metric_names, 1)
@@ -185,7 +186,7 @@ class StepMessage:
             totals = StepTotals(lanes, metrics=metrics, joined=joined, **self.fields)
         else:
             totals = StepTotals.of(lanes, sent, metrics=metrics, joined=joined)
-            if totals.common_loss:
+            if self._world.world_size > 1 and totals.common_loss:
                 self._judgement.require_common(totals.common_loss)
         if batch.to_source is not None:
             batch.to_source.receive(totals.to_source)

@@ -113,6 +113,8 @@ IN_THE_IDENTITY = {
     "evaluate.early_stopping.patience",
     "optimizer.class_path",
     "optimizer.closure",
+    "optimizer.parameter_groups.options",
+    "optimizer.parameter_groups.patterns",
     "precision",
     "scheduler.class_path",
     "scheduler.decay",
