@@ -2,7 +2,8 @@
 
 begin     forget gradients that are left
 rounds    of lanes that run at once, one for each replica: start, run their forwards and losses, then
-backward  of each lane; before this process's last, send the message
+backward  of each lane; before this process's last, send the message. Replicas run theirs at once, in that of
+          the last of them. Gradients are summed over the processes during the last one (fsdp: in each)
 finish    receive the totals of all lanes; divide by their weight; merge buffers, whose values travel now if a
           lane changed any, or drop them and the gradients
 then      Task.before_update, clip, optimizer, scheduler, forget the gradients, average, report
@@ -91,7 +92,8 @@ class Pass:
         """
         for in_round in self.rounds(losses.begin(batches)):
             lanes = self.start(in_round, losses.lane)
-            returned = losses.of(lanes, self.reducer.run(lanes))  # forward and loss of each lane
+            # Forward and loss of each lane; outputs instead, for which `of` has the share in a loss of all.
+            returned = losses.of(lanes, self.reducer.run(lanes))
             for batch, loss in zip(in_round, returned, strict=True):
                 self.backward(batch, loss, what)
             turn = batch.turn
@@ -157,8 +159,8 @@ class Pass:
                 self.buffers.end(turn, batch.num_samples)
             for look in self.looks:
                 look.after_forward(turn, loss)
-            self.message.add(batch, loss)  # the run's first lane fixes the unit of the fp16 loss scale
-            # During its last backward the message travels, and so do gradients (fsdp: in each).
+            self.message.add(batch, loss)  # the run's first lane also fixes where the fp16 loss scale begins
+            # The message and the gradients travel during the backward that follows.
             if turn.is_last:
                 is_compared = self._is_due and self.spread.world.world_size > 1  # to find the slowest rank
                 seconds = [self.phases.computed_seconds()] if is_compared else ()  # of earlier steps
@@ -183,9 +185,9 @@ class Pass:
             self.phases.begin(COMMUNICATION, turn.step)
         totals = self.message.receive()
         is_logged = self._is_due
-        if totals.to_source and self.log is not None:  # `receive` gave it to the stream, which knows its end
+        if totals.to_source and self.log is not None:  # what a stream told itself: it knows its end now
             is_logged |= self.log.is_over()
-        # In a step of a single lane `LaneLoss.root` has divided by the weight, which spares a division here.
+        # The backward of a step's only lane has divided by the weight, which spares a division here.
         self.reducer.finish(self.message.scale * (1.0 if len(turn.present) == 1 else totals.weight))
         if needs_norm or is_logged or loss_scale is not None:
             norms = self.reducer.gradient_norms()
@@ -216,8 +218,8 @@ class TrainStep:
 
     pass_: Pass
     losses: LaneLosses
-    """Runs forward and loss of each lane when it is asked for it; of a round of replicas, or for a loss of
-    all samples, those of several lanes before it yields the first."""
+    """How a lane comes to its loss: by its own forward, or as a share in a loss of all lanes, which
+    `begin` with a pass without backward over them."""
     runner: LaneRunner
     """Has the seed of the update, and the name of the loss."""
     training: Training
