@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -67,6 +68,9 @@ class Cluster:
 
     def pids(self, *numbers: int) -> dict[int, str]:
         """Return the command lines of what runs on some or all hosts, but for what boots them and listens."""
+        return {pid: line for pid, line in self._all(*numbers).items() if not line.startswith(BOOTED)}
+
+    def _all(self, *numbers: int) -> dict[int, str]:
         daemons = [self.daemons[number] for number in numbers] or self.daemons
         inside = {self._namespace(daemon.pid) for daemon in daemons if daemon.poll() is None}
         found = {}
@@ -74,11 +78,7 @@ class Cluster:
             with suppress(OSError):
                 line = (folder / "cmdline").read_text().replace("\0", " ")
                 is_ours = (folder / "ns" / "pid").readlink() in inside
-                if (
-                    is_ours
-                    and line
-                    and not line.startswith(("sh -ec", "unshare", "sshd: ", "/usr/sbin/sshd"))
-                ):
+                if is_ours and line:
                     found[int(folder.name)] = line
         return found
 
@@ -100,6 +100,13 @@ class Cluster:
     def crash(self, number: int) -> None:
         """Kill all that runs on a host at once."""
         self.daemons[number].__exit__()
+
+    def hang_up(self, number: int) -> None:
+        """End all connections to a host, as a shutdown does, which ends sshd first."""
+        for pid, line in self._all(number).items():
+            if line.startswith("sshd: ") and "listener" not in line:
+                with suppress(ProcessLookupError):  # it ended with another one
+                    os.kill(pid, signal.SIGKILL)
 
     @staticmethod
     def _namespace(pid: int) -> Path:

@@ -252,3 +252,51 @@ def test_while_it_waits_for_hosts_a_run_can_be_reported_and_ended(cluster, tmp_p
         os.kill(run.pid, signal.SIGINT)
         assert run.finish().code == 130
     wait_for(lambda: not cluster.pids(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["it connects", "it goes on without a host"])
+def test_control_c_between_two_starts_leaves_nothing_on_any_host(cluster, tmp_path, moment):
+    config = write(tmp_path)
+    with begin(cluster, config, *NUM_STEPS, seconds_to_join=1e6) as run:
+        if moment == "it connects":
+            wait_for(cluster.pids, every_seconds=0.05)
+        else:
+            wait_for_step(config, 6)
+            lose(cluster, 1)
+            wait_for(lambda: "starting again" in said(config), every_seconds=0.05)
+        os.kill(run.pid, signal.SIGINT)
+        assert run.finish().code == 130
+    assert "Traceback" not in said(config)
+    wait_for(lambda: not cluster.pids())
+
+
+@pytest.mark.slow
+def test_hosts_that_are_lost_faster_than_the_run_saves_end_it(cluster, tmp_path):
+    """No start gets further than the one before: three are free, and another loss is the end."""
+    config = write(tmp_path)
+    seldom = ("--checkpoint.every", 1000, "--distributed.max_restarts", 0)
+    with begin(cluster, config, *NUM_STEPS, *seldom, seconds_to_join=1e6) as run:
+        for number, host in enumerate([0, 1, 2, 0], 1):
+            wait_for(lambda number=number: len(starts(config)) == number, every_seconds=0.05)
+            lose(cluster, host)
+        assert run.finish().code == 1
+    assert "starting again, 3 of 3 times" in said(config)
+    assert said(config).count("error: ") == 1
+    wait_for(lambda: not cluster.pids())
+
+
+@pytest.mark.slow
+def test_a_host_whose_connections_end_while_it_drains_saves_all_the_same(cluster, tmp_path):
+    """A shutdown ends sshd first."""
+    config = write(tmp_path)
+    with begin(cluster, config, *NUM_STEPS, seconds_to_join=1e6) as run:
+        wait_for_step(config, 6)
+        drain(cluster, 0)
+        cluster.hang_up(0)
+        wait_for_start(config, 2, ["node1", "node2"])
+        finish(cluster, config, run)
+    second = starts(config)[1]
+    assert second["left_out"] == {"node0": "it was told to stop"}
+    assert second["steps_lost"] == 0
+    require_undisturbed(config)

@@ -17,7 +17,8 @@ class LossScale:
 
     Halved when a gradient overflows, whose step is skipped; doubled after 2,000 steps in a row without one,
     as in torch's GradScaler. It is not that class, which divides and steps for each optimizer by itself: here
-    a gradient is divided once, by scale and weight. All ranks see the same reduced gradients, so they scale alike.
+    a gradient is divided once, by scale and weight. All ranks see the same reduced gradients, so they scale
+    alike.
 
     A sum over thousands of tokens overflows fp16 where their mean would not. So the scale begins lower by
     2^-k, about the number of units in a global batch, fixed by the first lane of the first step.
