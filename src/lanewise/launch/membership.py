@@ -13,6 +13,10 @@ RESIZED = "resized"
 """The kind of a failure that is none: the run was saved and stopped, as hosts come or go."""
 _MORE_STARTS = 3
 """How many more starts than `max_restarts` count: of those that follow from a lost host, or a bad one."""
+_TOO_OFTEN = (
+    "\n{} starts failed, or saved nothing before a host was lost; distributed.max_restarts + 3 may. "
+    "Save more often (checkpoint.every), or raise distributed.max_restarts; --resume goes on."
+)
 _SECONDS_BETWEEN_JOINS = 600.0
 _SECONDS_AFTER_A_JOIN = 3600.0
 """When a host is asked again that seemed fit by itself, and was not in the start that was made for it."""
@@ -153,7 +157,7 @@ class Members:
             self.leave_out(host, "it ended two starts running", math.inf)
         self._before = host, failure
         if self._num_counted == most:
-            _give_up(failure)
+            _give_up(failure, "" if self.min_hosts is None else _TOO_OFTEN.format(most + 1))
         self._num_counted += 1
         return f"starting again, {self._num_counted} of {most} times: {failure.summary}"
 
@@ -175,7 +179,7 @@ class Members:
         return failure.host
 
 
-def _give_up(failure: Failure) -> NoReturn:
-    """Raise the failure that ends a launch."""
+def _give_up(failure: Failure, why: str = "") -> NoReturn:
+    """Raise the failure that ends a launch, and say why it does."""
     kind = failure.kind if failure.is_ours else ""
-    raise LaunchError(str(failure), failure.exit_code, failure.rank, kind)
+    raise LaunchError(f"{failure}{why}", failure.exit_code, failure.rank, kind)
