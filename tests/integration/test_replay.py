@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import lanewise as package
-from lanewise.processes.world.tree_message import load_tree
 from tests.generators import unmoved_generators
 from tests.integration.command import lanewise, train, write_config
 from tests.integration.tasks import Line
@@ -43,14 +42,11 @@ def test_a_step_is_as_the_run_wrote_it(run_dir, tmp_path, devices):
     assert written["replayed"]["digests"]
 
 
-def test_a_lane_is_shown_with_its_samples_and_its_batch_is_kept(run_dir, tmp_path):
-    file = tmp_path / "batch"
-    done = lanewise("replay", run_dir, "--step", 3, "--lane", 1, "--save-batch", file, "--json", "-")
+def test_a_lane_is_shown_with_its_samples(run_dir):
+    done = lanewise("replay", run_dir, "--step", 3, "--lane", 1, "--json", "-")
     found = json.loads(done.require_success().stdout)
     assert [sample for sample, _ in found["alone"]] == found["samples"]
     assert "audit" in found["comparison"]["parts"]
-    rows = load_tree(file.read_bytes())
-    assert len(rows[0]) == len(found["samples"])
 
 
 def copied(run_dir, other):
@@ -132,7 +128,6 @@ def test_a_lane_is_compared_with_what_the_run_wrote_of_the_largest_loss(run_dir,
     [
         (("--step", 7), "has 6 steps: got step 7"),
         ((), "replay takes --step N"),
-        (("--step", 3, "--save-batch", "batch"), "--pdb and --save-batch are of one lane. Add --lane N."),
         (("--step", 3, "--lane", -1), "--lane must be a number from 0 on: got '-1'"),
         *slow(
             (("--step", 3, "--lane", 4), "lane 4 has no samples in step 3"), (("--lane", 4), "takes --step N")
@@ -181,10 +176,3 @@ def test_steps_of_a_task_that_was_given_as_an_object_are_taken_again_and_audited
     assert "step 2: as the run wrote it" in str(found)
     audited = package.replay(tmp_path / "run", random=2, seed=1, task=task)
     assert (audited.code, len(audited.compared)) == (0, 2)
-
-
-def test_a_debugger_stops_before_the_forward(run_dir):
-    """Its input ends at once, as where a user quits: then the lane is shown."""
-    done = lanewise("replay", run_dir, "--step", 3, "--lane", 1, "--pdb").require_success()
-    assert "tasks.py(43)forward()" in done.stdout
-    assert done.stdout.index("(Pdb)") < done.stdout.index("samples ")

@@ -5,13 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lanewise.cli.arguments import Argument, Arguments, Command, flag, read_count, read_path
+from lanewise.cli.arguments import Argument, Arguments, Command, read_count, read_path
 from lanewise.cli.evaluate import TRUST
 from lanewise.cli.result import JSON, STDOUT, write_json
-from lanewise.config import pin_environment
 from lanewise.errors import ConfigError, plain_lines
 from lanewise.processes.world.environment import require_no_world
-from lanewise.runs.file import writing
 
 if TYPE_CHECKING:
     from lanewise.commands.replay.plan import ReplayPlan
@@ -38,10 +36,6 @@ _RANDOM = Argument[int | None](
     "--random", "audits the run: takes so many steps again that are drawn at random", "N", read_count, None
 )
 _SEED = Argument("--seed", "of the draw; 0 if left out", "N", _read_number, 0)
-_SAVE_BATCH = Argument[Path | None](
-    "--save-batch", "writes the lane's batch there, without pickle", "FILE", read_path, None
-)
-_PDB = flag("--pdb", "stops before the lane's forward, with Python's debugger")
 _ALLOW = Argument[tuple[str, ...]](
     "--allow", "torch, processor or GPU may differ from the run's, and rounding", "exact", _read_exact, ()
 )
@@ -53,10 +47,6 @@ def replay(arguments: Arguments) -> int:
     step, lane, count = (arguments[name] for name in (_STEP, _LANE, _RANDOM))
     if (step is None) == (count is None) or (lane is not None and step is None):
         raise ConfigError("replay takes --step N, with --lane N or without, or --random N. Give one of them.")
-    if lane is None and (arguments[_PDB] or arguments[_SAVE_BATCH] is not None):
-        raise ConfigError("--pdb and --save-batch are of one lane. Add --lane N.")
-    if arguments[_PDB]:
-        pin_environment(1, "exact")  # this process computes
     from lanewise.commands.replay.plan import plan_replay
     from lanewise.commands.replay.report import audit, replay_steps
 
@@ -81,15 +71,9 @@ def _replay_lane(plan: "ReplayPlan", lane: int, arguments: Arguments) -> int:
     from lanewise.commands.jobs.start import start
     from lanewise.commands.replay.lane import LaneJob
     from lanewise.commands.replay.report import compare_lane, lane_lines
-    from lanewise.processes.device.nested import plain
-    from lanewise.processes.world.tree_message import dump_tree
 
-    batch_file, debugs = arguments[_SAVE_BATCH], arguments[_PDB]
-    with LaneJob.of(plan, lane=lane, keeps=batch_file is not None, debugs=debugs) as job:
-        found = start(job, is_fresh=not debugs)
-    if batch_file is not None:
-        with writing(batch_file):
-            batch_file.write_bytes(dump_tree(plain(found.pop("tensors")["batch"])))
+    with LaneJob.of(plan, lane=lane) as job:
+        found = start(job, is_fresh=True)
     compared = compare_lane(found, plan, lane)
     told = {"step": plan.step, "lane": lane, **found, "comparison": asdict(compared.comparison)}
     _show([*lane_lines(found), str(compared)], told, arguments[JSON])
@@ -122,6 +106,6 @@ Exit codes are those of diff: 0 equal, 1 something differs, 2 it could not be ta
 nothing of it that can be compared.""",
     run=replay,
     operands=(_RUN,),
-    options=(_STEP, _LANE, _RANDOM, _SEED, _SAVE_BATCH, _PDB, _ALLOW, JSON, TRUST),
+    options=(_STEP, _LANE, _RANDOM, _SEED, _ALLOW, JSON, TRUST),
     has_overrides=True,
 )

@@ -1,12 +1,9 @@
 """Runs one lane of a step of a run again, alone where its loss is its own."""
 
 import math
-from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from pdb import Pdb
 from typing import Any, final
 
 import torch
@@ -18,9 +15,8 @@ from lanewise.engine.run.run import Run
 from lanewise.engine.step.lanes import StepBatches, to_device
 from lanewise.engine.step.terms import LaneLoss
 from lanewise.errors import ConfigError, text_of
-from lanewise.lanes import LaneTurn, lane_seed
+from lanewise.lanes import LaneTurn
 from lanewise.processes.device.nested import copied, map_leaves, tensors_in
-from lanewise.processes.device.random_state import set_random_state
 from lanewise.processes.world.digests import digests_of
 from lanewise.processes.world.world import World
 
@@ -41,8 +37,6 @@ class LaneJob(PlannedJob):
 
     lane: int
     keeps: bool = False
-    debugs: bool = False
-    """Whether a debugger stops before the lane's forward."""
 
     def follow(self, replay: Replay, world: World) -> Any:
         while replay.num_taken < self.plan.step - 1:
@@ -71,10 +65,6 @@ class LaneJob(PlannedJob):
                 f"lane {lane} has no samples in step {step + 1}: all are missing. Name another."
             )
         tensors, inputs = dict[str, Any](), "" if batch is None else digest(batch.data)
-        if batch is not None and self.debugs:
-            with kept_buffers([model]), runner.precision.forward(), suppress(BdbQuit):
-                set_random_state(lane_seed(runner.seed, step, lane))
-                Pdb().runcall(runner.task.forward, model, copied(batch.data))
         if batch is not None and self.keeps:
             tensors = {"model": copied(model.state_dict()), "batch": copied(batch.data)}
             with kept_buffers([model]):
