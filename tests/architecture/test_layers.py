@@ -29,7 +29,7 @@ ROWS = (
     {"engine.observers", "engine.profiler"},
     {"engine.engine"},
     {"engine.micro_batch"},
-    {"commands.jobs", "commands.printed"},
+    {"commands.jobs", "commands.printed", "commands.recording"},
     {"commands.verify", "commands.plan", "commands.doctor"},
     {"commands.bench", "commands.replay"},
     {"commands.diff"},

@@ -38,15 +38,20 @@ def test_a_step_is_as_the_run_wrote_it(run_dir, tmp_path, devices):
     assert done.stdout.startswith(f"step 4 of {run_dir}: 2 steps from the checkpoint after step 2\n")
     assert "step 4: as the run wrote it" in done.stdout
     written = json.loads(file.read_text())
-    assert written["comparison"]["differing"] == {}
-    assert written["replayed"]["digests"]
+    parts = written["comparison"]["parts"]
+    assert {"digests", "metrics", "samples", "inputs"} <= parts.keys()  # those of the lanes by the audit
+    assert all(part["first_unequal"] is None for part in parts.values())
+    replayed = written["replayed"]
+    assert replayed["weights"]
+    for name, digest in replayed["weights"].items():  # the same as verify has
+        assert replayed["digests"][f"model/{name}"] == digest
 
 
 def test_a_lane_is_shown_with_its_samples(run_dir):
     done = lanewise("replay", run_dir, "--step", 3, "--lane", 1, "--json", "-")
     found = json.loads(done.require_success().stdout)
     assert [sample for sample, _ in found["alone"]] == found["samples"]
-    assert "audit" in found["comparison"]["parts"]
+    assert "inputs" in found["comparison"]["parts"]
 
 
 def copied(run_dir, other):
@@ -172,7 +177,7 @@ def test_steps_of_a_task_that_was_given_as_an_object_are_taken_again_and_audited
     assert done.code == 2
     assert "held was an object of builtins.object" in done.stderr.replace("\n", " ")
     found = package.replay(tmp_path / "run", 2, task=task)
-    assert (found.code, found.replayed.step) == (0, 2)
+    assert (found.code, [*found.replayed["loss"]]) == (0, [0, 1])
     assert "step 2: as the run wrote it" in str(found)
     audited = package.replay(tmp_path / "run", random=2, seed=1, task=task)
     assert (audited.code, len(audited.compared)) == (0, 2)

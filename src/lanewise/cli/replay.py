@@ -92,8 +92,8 @@ COMMAND = Command(
     name="replay",
     text="""\
 Takes a step of a run again, from the newest good checkpoint before it or from the seed, and compares it with
-all that the run wrote of it: digests, line of metrics, evaluation. In `exact` the bytes are the same on any
-number of processes. Nothing is written to the run:
+all that the run wrote of it: digests, line of metrics, evaluation, audit. In `exact` the bytes are the same
+on any number of processes. Nothing is written to the run:
 
   lanewise replay runs/mnist --step 412
   lanewise replay runs/mnist --step 412 --lane 3

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, MutableSequence
 from types import NoneType
+from typing import Any
 
 from lanewise.errors import ConfigError
 
@@ -57,6 +58,15 @@ def plain_tree(value: object) -> object:
     if isinstance(value, Mapping):
         return {name: plain_tree(item) for name, item in value.items()}
     return [plain_tree(item) for item in value] if isinstance(value, MutableSequence) else value
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is in nested mappings, by keys with dots between them; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = flat(value) if isinstance(value, Mapping) else {}
+        found |= {f"{key}.{name}": one for name, one in inner.items()} or {str(key): value}
+    return found
 
 
 def require_few(text: str, source: str) -> None:

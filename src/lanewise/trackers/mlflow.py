@@ -1,13 +1,15 @@
 """Sends the numbers of a run to MLflow."""
 
 import json
+from dataclasses import asdict
 from io import BytesIO
 from typing import Any, ClassVar, final
 
+from lanewise.config.tree import flat
 from lanewise.runs.callback import RunStart
 from lanewise.runs.dir import RunDir
 from lanewise.runs.media import Media
-from lanewise.trackers.tracker import End, Line, Tracker, flat_config, name_of
+from lanewise.trackers.tracker import End, Line, Tracker, name_of
 
 _RUN_ID = "lanewise.run_id"
 _LINE = "lanewise/line"
@@ -86,7 +88,7 @@ class MLflow(Tracker):
 
         params = [
             Param(key, json.dumps(value, default=str)[:_LONGEST_PARAM])
-            for key, value in flat_config(start).items()
+            for key, value in flat(asdict(start.config)).items()
         ]
         for first in range(0, len(params), _MOST_PARAMS):
             self._client.log_batch(self._run_id, params=params[first : first + _MOST_PARAMS])

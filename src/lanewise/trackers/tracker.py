@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -226,16 +226,3 @@ def _line(number: int, columns: dict[str, Any]) -> Line:
 def name_of(start: RunStart) -> str:
     """Return the name of a run: that of its folder."""
     return start.run_dir.absolute().name
-
-
-def flat_config(start: RunStart) -> dict[str, Any]:
-    """Return the configuration by dotted keys."""
-
-    def flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-        for key, value in tree.items():
-            if isinstance(value, Mapping) and value:
-                yield from flatten(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}", value
-
-    return dict(flatten(asdict(start.config), ""))

@@ -17,7 +17,7 @@ from lanewise.commands.jobs.train import TrainJob
 from lanewise.commands.replay.lane import LaneJob
 from lanewise.commands.replay.plan import plan_replay
 from lanewise.commands.replay.replay import Replay, ReplayJob
-from lanewise.commands.replay.report import compare_step
+from lanewise.commands.replay.report import compare_steps
 from lanewise.config import (
     CheckpointConfig,
     DistributedConfig,
@@ -137,10 +137,14 @@ def again(
     plan = plan_replay(run_dir, step, trust=True)
     steps, folder = range(plan.num_taken + 1, step + 1), run_dir.parent / f"steps-{world.world_size}"
     job = ReplayJob(plan.config, plan=plan, folder=folder, observed=steps)
-    compared = [compare_step(one, plan.written) for one in job.run(world)]
-    assert all(len(plan.written.digests[one.replayed.step]) < one.comparison.num_compared for one in compared)
+    compared = compare_steps(plan, *job.run(world))
+    for of_step, one in compared.items():
+        assert len(plan.written[of_step]["digests"]) < one.comparison.num_compared
+    found = {of_step: one.comparison.differing for of_step, one in compared.items()}
     return lanes, {
-        one.replayed.step: one.comparison.differing for one in compared if one.comparison.differing
+        of_step: {name: values for part in parts.values() for name, values in part.unequal.items()}
+        for of_step, parts in found.items()
+        if parts
     }
 
 
@@ -340,5 +344,5 @@ def own_again(world: World, run_dir: Path) -> tuple[Sequence[str], bool]:
     set_determinism("exact", 1)
     with ReplayJob.of(plan_replay(run_dir, 4, trust=True), observed=[4]) as job:
         add_search_path(job.config.search_path)
-        (step,) = job.run(world)
-        return step.changed_sources, bool(compare_step(step, job.plan.written).comparison.differing)
+        (compared,) = compare_steps(job.plan, *job.run(world)).values()
+        return compared.changed_sources, bool(compared.comparison.differing)

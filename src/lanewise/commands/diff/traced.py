@@ -1,52 +1,38 @@
 """Traces a step of a run that is taken again, and says why two runs part in it."""
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, final
 
-from lanewise.commands.diff.recorded import listed
-from lanewise.commands.jobs.job import Job
-from lanewise.commands.replay.comparison import differing
-from lanewise.commands.replay.replay import Replay, ReplayJob
+from lanewise.commands.recording.comparison import Recording, compare, differing
+from lanewise.commands.replay.lane import lane_gradients
+from lanewise.commands.replay.replay import PlannedJob, Replay
+from lanewise.commands.replay.report import Compared
+from lanewise.commands.verify.evidence import listed
 from lanewise.commands.verify.operators import Call, recording
-from lanewise.commands.verify.trace import StepTrace, Trace, compare, run_steps
 from lanewise.config.classes import check_classes
 from lanewise.data import LaneReader, digest
 from lanewise.engine.buffers.pack import kept_buffers
 from lanewise.engine.step.lanes import StepBatches, to_device
-from lanewise.processes.device.tensor_bytes import changed_element
-from lanewise.processes.world.digests import named_tensors
+from lanewise.processes.world.digests import digests_of
 from lanewise.processes.world.environment import Environment
 from lanewise.processes.world.world import World
 
 
-@dataclass(frozen=True)
-class TracedStep:
-    """What a step computed when it was taken again."""
-
-    before: Mapping[str, str]
-    """The digests of the state before it."""
-    gradients: Mapping[int, Mapping[str, str]]
-    """Digest of the gradient of each lane alone, by parameter."""
-    samples: Mapping[int, str]
-    """Digest of each sample by its index; of a stream none."""
-    calls: Sequence[Call]
-    """The operators of the lane that was asked for."""
-    step: StepTrace
-    changed: Mapping[str, tuple[int, int] | None]
-    """Tensors of which the run wrote another digest; if one element explains it, its place and its bits that
-    differ."""
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
-class DiffJob(Job):
-    """The result is a `ReplayedStep` for each observed one; where none is, the `TracedStep` of the last."""
+class DiffJob(PlannedJob):
+    """The result is that of a `ReplayJob`; where no step is observed, the recording of the last one.
 
-    replay: ReplayJob
+    That has more parts: `before`, the digests of the state before it; `lane gradients`, of each lane alone by
+    parameter; `of samples`, the digest of each sample by its index, of a stream none; and `operators` of the
+    lane that was asked for, in their order.
+    """
+
+    observed: Collection[int]
+    """Steps, from 1."""
     lane: int | None = None
     """Whose operators are recorded."""
 
@@ -55,18 +41,14 @@ class DiffJob(Job):
 
     def run(self, world: World) -> Any:
         check_classes(self.config, has_task=self.task is not None, untrusted=self.untrusted)
-        if self.replay.observed:
-            return self.replay.run(world)
-        logging.getLogger().setLevel(logging.ERROR)
-        plan = self.replay.plan
-        with closing(Replay(plan, world, self.replay.folder)) as replay:
-            while replay.num_taken < plan.step - 1:
-                replay.take()
-            replay.enter()
-            return self._trace(replay, world)
+        return super().run(world)
 
-    def _trace(self, replay: Replay, world: World) -> TracedStep:
-        """Run each lane of the next step alone, and take the step."""
+    def follow(self, replay: Replay, world: World) -> Any:
+        return replay.observe(self.observed) if self.observed else self._trace(replay, world)
+
+    def _trace(self, replay: Replay, world: World) -> Recording:
+        """Run each lane of the last step alone, and take the step."""
+        replay.advance()
         before, run, kept = replay.digests(), replay.engine.run, StepBatches(replay.batches)
         model, reader, recorded = run.training.model, run.loader.reader, list[Call]()
         gradients, samples = dict[int, dict[str, str]](), dict[int, str]()
@@ -76,21 +58,17 @@ class DiffJob(Job):
             lane = batch.turn.lane
             if isinstance(reader, LaneReader):
                 samples |= {index: digest(reader.read(batch.turn.epoch, (index,))) for index in batch.indices}
-            model.zero_grad()
             records = recording(model) if lane == self.lane else nullcontext(recorded)
             with kept_buffers([model]), records as recorded:
-                root, factor = run.runner.lane(batch).run(model).root(batch.turn, 1.0)
-                if root is not None:
-                    root.backward(factor)
-            gradients[lane] = {name: digest(weight.grad) for name, weight in model.named_parameters()}
-        (step,) = run_steps(replay.engine, world, [replay.num_taken], batches=iter(kept))
-        now, written = replay.digests(), replay.plan.written.digests.get(replay.plan.step, {})
-        changed = {
-            name: changed_element(tensor, int(written[name], 16) ^ int(now[name], 16))
-            for name, tensor in named_tensors(run.state.take())
-            if written.get(name, now[name]) != now[name]
+                root = run.runner.lane(batch).run(model).root(batch.turn, 1.0)
+                gradients[lane] = digests_of(lane_gradients(model, *root))
+        return {
+            **replay.record(iter(kept)),
+            "before": before,
+            "lane gradients": gradients,
+            "of samples": samples,
+            "operators": dict(enumerate(recorded)),
         }
-        return TracedStep(before, gradients, samples, recorded, step, changed)
 
 
 @dataclass(frozen=True)
@@ -115,41 +93,39 @@ class Cause:
         return f"cause: {self.kind}, in step {self.step:,}: {self.text}{parameter}"
 
 
-def causes_in(step: int, mine: TracedStep, theirs: TracedStep) -> Iterator[Cause]:
+def causes_in(step: int, mine: Recording, theirs: Recording) -> Iterator[Cause]:
     """Yield the causes in the first step, from 1, after which two runs have another state.
 
     Two where a step begins with other weights and with other samples.
     """
-    a, b = mine.step, theirs.step
-    if names := list(differing(mine.before, theirs.before)):
+    found = compare({step: mine}, {step: theirs}).differing
+    unequal = {part: [*one.unequal] for part, one in found.items()}
+    if names := unequal.get("before"):
         yield Cause("weights before", step, "the step begins with another state", parameter=names[0])
-    options = compare(Trace([a]), Trace([b])).get("optimizer")
-    if lanes := list(differing(a.samples, b.samples)):
+    if lanes := unequal.get("samples"):
         yield Cause("samples", step, f"lanes {listed(lanes)} read other samples", lanes[0])
-    elif lanes := list(differing(a.inputs, b.inputs)):
-        changed = {*differing(mine.samples, theirs.samples)} & {*a.samples[lanes[0]]}
+    elif lanes := unequal.get("inputs"):
+        changed = {*unequal.get("of samples", ())} & {*mine["samples"][lanes[0]]}
         what = f"sample {listed(sorted(changed))}" if changed else "what collate makes of its samples"
         yield Cause("samples", step, f"in lane {lanes[0]}, {what} is another one", lanes[0])
     elif names:
         return
-    elif lanes := list(differing(mine.gradients, theirs.gradients)):
+    elif lanes := unequal.get("lane gradients"):
         yield _in_lane(step, lanes[0], mine, theirs)
-    elif options is not None:
-        text = f"{options.place.partition(', ')[2]} is {' and '.join(map(str, options.values))}"
+    elif options := unequal.get("optimizer"):
+        text = f"{options[0]} is {' and '.join(found['optimizer'].values)}"
         yield Cause("options", step, text)
     else:
-        parameter = next(differing(a.weights, b.weights), None)
+        parameter = next(iter(unequal.get("weights", ())), None)
         yield Cause("update", step, "equal gradients and options give another state", parameter=parameter)
 
 
-def _in_lane(step: int, lane: int, mine: TracedStep, theirs: TracedStep) -> Cause:
+def _in_lane(step: int, lane: int, mine: Recording, theirs: Recording) -> Cause:
     """Find the first operator in which two runs of a lane differ, from equal weights and samples."""
-    parameter = next(differing(mine.gradients[lane], theirs.gradients[lane]), None)
+    parameter = next(differing(*(one["lane gradients"][lane] for one in (mine, theirs))), None)
     # Lines may have moved, and an operator that draws nothing does not depend on the random state.
-    found = (
-        pair for pair in zip_longest(mine.calls, theirs.calls) if _computed(pair[0]) != _computed(pair[1])
-    )
-    one, other = next(found, (None, None))
+    pairs = zip_longest(*(each["operators"].values() for each in (mine, theirs)))
+    one, other = next((pair for pair in pairs if _computed(pair[0]) != _computed(pair[1])), (None, None))
     if one is None or other is None or one.operator != other.operator:
         kind, text = "operators", f"{one or 'nothing'} in the first run is {other or 'nothing'} in the second"
     elif one.inputs != other.inputs:
@@ -166,16 +142,14 @@ def _computed(call: Call | None) -> tuple[str, ...] | None:
     return None if call is None else (call.operator, call.inputs, call.outputs)
 
 
-def cause_of_record(step: int, run: object, traced: TracedStep, changed_sources: Sequence[str]) -> Cause:
+def cause_of_record(step: int, run: object, compared: Compared) -> Cause:
     """Say what a run wrote of a step that its replay does not give."""
-    name, element = next(iter(traced.changed.items()), (None, None))
-    what = "metrics" if name is None else f"digests of {listed([*traced.changed])}"
-    text = f"{run} wrote other {what} than its replay gives"
-    if len(traced.changed) == 1 and element is not None:
-        place, bits = element
-        which = [bit for bit in range(bits.bit_length()) if bits >> bit & 1]
-        text += f", where element {place} alone differs, in bit {listed(which)}"
-    why = "; ".join(changed_sources) or (
+    found = compared.comparison.differing
+    what = "; ".join(f"{part} of {listed(one.names)}" for part, one in found.items())
+    why = "; ".join(compared.changed_sources) or (
         "a device or its memory was wrong, something is not deterministic, or data changed"
     )
-    return Cause("record", step, f"{text}: {why}", parameter=name)
+    parameter = found["digests"].names[0] if "digests" in found else None
+    return Cause(
+        "record", step, f"{run} wrote other {what} than its replay gives: {why}", parameter=parameter
+    )

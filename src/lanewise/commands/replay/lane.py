@@ -39,12 +39,8 @@ class LaneJob(PlannedJob):
     keeps: bool = False
 
     def follow(self, replay: Replay, world: World) -> Any:
-        while replay.num_taken < self.plan.step - 1:
-            replay.take()
-        replay.enter()
+        replay.advance()
         found = self._run_lane(replay)
-        if found is not None:
-            found["changed_sources"] = replay.changed_sources
         return next(filter(None, world.all_gather_tree(found))) if world.world_size > 1 else found
 
     def _run_lane(self, replay: Replay) -> dict[str, Any] | None:
@@ -72,12 +68,13 @@ class LaneJob(PlannedJob):
         found: dict[str, Any] | None = None
         for turn, loss in _losses(replay, kept, lane):
             if turn.lane == lane and batch is not None:
-                gradients = _gradients(model, *loss.root(turn, pass_.message.scale))
+                gradients = lane_gradients(model, *loss.root(turn, pass_.message.scale))
                 found = {"samples": list(batch.indices), "loss": _mean(loss), "weight": loss.weight}
                 found["missing"] = [batch.indices[place] for place in batch.missing]
         if found is None or batch is None:
             return None
         found |= {"scale": pass_.message.scale, "inputs": inputs, "digests": digests_of(gradients)}
+        found["changed_sources"] = replay.changed_sources
         found["norms"] = {name: float(torch.linalg.vector_norm(one)) for name, one in gradients.items()}
         found["alone"], found["why_not"] = _samples_alone(run, batch)
         if self.keeps:
@@ -85,7 +82,7 @@ class LaneJob(PlannedJob):
         return found
 
 
-def _gradients(model: torch.nn.Module, root: Any, factor: Any) -> dict[str, torch.Tensor]:
+def lane_gradients(model: torch.nn.Module, root: Any, factor: Any) -> dict[str, torch.Tensor]:
     """Return what a backward adds to the gradient of each parameter that it reaches."""
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     made: Sequence[Any] = [None] * len(trained)

@@ -3,15 +3,17 @@
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from lanewise.commands.jobs.evaluate import require_buildable
 from lanewise.commands.jobs.provenance import NOT_FINITE
-from lanewise.commands.replay.comparison import Recording
+from lanewise.commands.recording.comparison import Recording
+from lanewise.commands.verify.audit import Audit
 from lanewise.config import RunConfig
 from lanewise.config.check import expand_user, read_section, show
 from lanewise.config.load import Override, apply_overrides
@@ -50,29 +52,6 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a run wrote of some of its steps, which count from 1."""
-
-    digests: dict[int, Mapping[str, str]] = field(default_factory=dict)
-    """Of each tensor of the state."""
-    lines: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    """The lines of metrics, each with the numbers of the steps since the line before it."""
-    evaluations: dict[int, Mapping[str, float | None]] = field(default_factory=dict)
-    """The values of the evaluation after the step; None for one that is not finite."""
-    others: dict[int, list[str]] = field(default_factory=dict)
-    """Names of what else there is of a step, of which a replay gives nothing."""
-
-    def recording(self, step: int) -> Recording:
-        """Return what it has of a step, from 1."""
-        parts: dict[str, Mapping[str, Any]] = {name: {} for name in self.others.get(step, ())}
-        if step in self.lines:
-            line = self.lines[step].items()
-            parts["metrics"] = {name: value for name, value in line if name.startswith(OF_STEPS)}
-        of_step = {"digests": self.digests.get(step), "evaluation": self.evaluations.get(step)}
-        return parts | {name: part for name, part in of_step.items() if part is not None}
-
-
-@dataclass(frozen=True)
 class ReplayPlan:
     """From where a step is taken again, and with what."""
 
@@ -85,8 +64,8 @@ class ReplayPlan:
     """The starts since then; most often one."""
     starts: Sequence[Mapping[str, Any]]
     """What run.jsonl has of the starts since then; the last one took the step."""
-    written: Written
-    """What the run wrote of the steps after the checkpoint."""
+    written: Mapping[int, Recording]
+    """What the run wrote of the steps after the checkpoint; see `read_written`."""
     allow: tuple[str, ...] = ()
     """`exact`: what equal bytes depend on besides the configuration may differ from where the run was."""
     task: Task | None = None
@@ -101,6 +80,11 @@ class ReplayPlan:
     def config(self) -> RunConfig:
         """The configuration of the start that took the step."""
         return self.segments[-1].config
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether equal bytes are promised here."""
+        return self.config.distributed.equality == "exact" and "exact" not in self.allow
 
     def describe(self) -> str:
         """Say what will be done."""
@@ -168,32 +152,60 @@ def plan_replay(
     return ReplayPlan(folder, step, num_taken, segments, chain, written, *given)
 
 
-def read_written(run_dir: RunDir, after: int, up_to: int | None = None) -> Written:
-    """Read what a run wrote of the steps after one, up to another and its next line, or to the end."""
-    written = Written()
+def read_written(run_dir: RunDir, after: int, up_to: int | None = None) -> dict[int, Recording]:
+    """Read what a run wrote of the steps after one, up to another and its next line, or to the end.
+
+    The parts are `metrics`, the line without its times, with the numbers of the steps since the line before;
+    `digests`, of each tensor of the state; `evaluation`, the values of that after the step, None for one that
+    is not finite; with `--audit` the `samples` and `inputs` of each lane. What else there is, and a replay
+    gives nothing of, is a part by its name.
+    """
+    written = defaultdict[int, dict[str, Mapping[Any, Any]]](dict)
+    last_line = 0
     for line in JsonLinesReader(run_dir.metrics):
         step = line.get("step")
         if type(step) is not int or step < after:
             continue
-        if "train/learning_rate" in line and (up_to is None or next(reversed(written.lines), 0) < up_to):
-            written.lines[step] = line
+        if "train/learning_rate" in line and (up_to is None or last_line < up_to):
+            last_line = step
+            columns = {name: value for name, value in line.items() if name.startswith(OF_STEPS)}
+            written[step]["metrics"] = columns
         elif up_to is not None and step > up_to:
             continue
         elif line.get("event") == "digests" and isinstance(line.get("digests"), dict):
-            written.digests[step] = line["digests"]
+            written[step]["digests"] = line["digests"]
         elif is_evaluation(line):
             values = {name: value for name, value in line.items() if "/" in name}
-            written.evaluations[step] = {n: v for n, v in values.items() if type(v) in (float, NoneType)}
+            written[step]["evaluation"] = {n: v for n, v in values.items() if type(v) in (float, NoneType)}
         else:
-            written.others.setdefault(step, []).append(f"{line.get('event', 'data')} line")
+            written[step][f"{line.get('event', 'data')} line"] = {}
     for folder in CheckpointFolder(run_dir.checkpoints, up_to).all():
         try:
             manifest = Manifest.read(folder)
         except CheckpointError:  # damaged, or removed meanwhile
             continue
         if manifest.digests and manifest.step > after:
-            written.digests.setdefault(manifest.step, manifest.digests)
-    return written
+            written[manifest.step].setdefault("digests", manifest.digests)
+    for step, lanes in _audited(run_dir):
+        if after < step <= (up_to or step):
+            written[step] |= lanes
+    return dict(written)
+
+
+def _audited(run_dir: RunDir) -> Iterator[tuple[int, Recording]]:
+    """Yield what `--audit` wrote of the steps of which it has all lanes; nothing where it is damaged."""
+    if not run_dir.audit.exists():
+        return
+    try:
+        audit = Audit(run_dir.audit)
+    except CheckpointError as error:
+        logger.warning("%s", error)
+        return
+    for step, lanes in audit.steps.items():
+        if not audit.missing_lanes(step):
+            records = {lane: one for lane, (one, *_) in sorted(lanes.items()) if one.indices}
+            samples = {lane: one.indices for lane, one in records.items()}
+            yield step, {"samples": samples, "inputs": {lane: one.tensors for lane, one in records.items()}}
 
 
 def read_starts(run_dir: RunDir) -> list[dict[str, Any]]:

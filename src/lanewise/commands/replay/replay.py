@@ -4,16 +4,18 @@ import json
 import logging
 import shlex
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, final
 
 from lanewise.commands.jobs.job import Job
-from lanewise.commands.replay.comparison import Recording
+from lanewise.commands.recording.comparison import Recording
+from lanewise.commands.recording.recorder import StepRecorder
 from lanewise.commands.replay.plan import OF_STEPS, ReplayPlan
 from lanewise.commands.replay.sources import changed_sources
+from lanewise.data import LaneBatch
 from lanewise.engine.engine import Engine
 from lanewise.engine.run.build import build_run, build_task
 from lanewise.engine.run.resume import resume_run
@@ -65,7 +67,7 @@ class Replay:
         now, there = exact_pins(self._world.device), self.plan.start.get("versions", {})
         names = sorted({"torch", "cpu_capability", "gpu", "tf32"} & (now.keys() | there.keys()))
         names = [name for name in names if there.get(name) != now.get(name)]
-        if names and self.plan.config.distributed.equality == "exact" and "exact" not in self.plan.allow:
+        if names and self.plan.is_exact:
             differing = (f"{name} was {there.get(name)}, and is {now.get(name)} here" for name in names)
             path = self.plan.run_dir.path
             command = f"lanewise replay {shlex.quote(str(path))} --step {self.plan.step} --allow exact"
@@ -113,6 +115,43 @@ class Replay:
         self.num_taken += 1
         return report
 
+    def record(self, batches: Iterator[LaneBatch] | None = None) -> Recording:
+        """Take the next step, and record it with the state after it, and its line of metrics. Collective.
+
+        Args:
+            batches: those of the step, where they were read already.
+        """
+        self.enter()
+        recorder = StepRecorder(self.engine, self._world)
+        recording, report = recorder.take(self.num_taken, batches or self.batches)
+        self._report = report
+        self.num_taken += 1
+        found = {
+            **recording,
+            "totals": {"loss": report.totals.loss, "weight": report.totals.weight},
+            "metrics": self.columns(report),
+            "digests": self.digests(),
+            "evaluation": self.finish(compares=True),
+        }
+        return {part: values for part, values in found.items() if values}
+
+    def observe(self, observed: Collection[int]) -> tuple[dict[int, Recording], list[str]]:
+        """Take the steps up to the last one; return what a `ReplayJob` does. Collective."""
+        taken: dict[int, Recording] = {}
+        while self.num_taken < self.plan.step:
+            if self.num_taken + 1 in observed:
+                recording = self.record()
+                taken[self.num_taken] = recording
+            else:
+                self.take()
+        return taken, self.changed_sources
+
+    def advance(self) -> None:
+        """Take the steps before the last one, and be ready for that. Collective."""
+        while self.num_taken < self.plan.step - 1:
+            self.take()
+        self.enter()
+
     def enter(self) -> None:
         """Do what the run did after the last step, and the next one depends on. Collective.
 
@@ -144,7 +183,7 @@ class Replay:
         if report is None or run.evaluation is None:
             return {}
         end = run.loader.end_of(report.step)
-        ends_run = report.step + 1 in self.plan.written.evaluations
+        ends_run = "evaluation" in self.plan.written.get(report.step + 1, {})
         run.evaluation.note_step(report.step, report.totals, end, ends_run=ends_run)
         if not run.evaluation.is_due:
             return {}
@@ -154,7 +193,7 @@ class Replay:
     def _evaluate(self, run: Run, step: int, *, compares: bool = False) -> None:
         """Evaluate, or take over what the run wrote where nothing else is needed. Collective."""
         assert run.evaluation is not None
-        values = self.plan.written.evaluations.get(step + 1, {})
+        values = self.plan.written.get(step + 1, {}).get("evaluation", {})
         known = {name: value for name, value in values.items() if value is not None}
         if compares or (run.plateau is not None and run.evaluation.config.best not in known):
             run.enter_weights(step)
@@ -211,48 +250,18 @@ class PlannedJob(Job):
         """Take its steps. Collective: every rank must call this. What rank 0 returns is the result."""
 
 
-@dataclass(frozen=True)
-class ReplayedStep:
-    """What a step gave when it was taken again."""
-
-    step: int
-    """From 1."""
-    loss: float
-    weight: float
-    columns: Mapping[str, Any]
-    """The numbers of its line of metrics, if it has one: of the steps since the line before it."""
-    evaluation: Mapping[str, float | None]
-    """The values of the evaluation after it; empty where there is none."""
-    digests: Mapping[str, str]
-    """Of each tensor of the state after it."""
-    lanes: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    """Loss sum, weight and metrics of each lane."""
-    changed_sources: Sequence[str] = ()
-    """Says which modules are not those with which the run took the steps up to it."""
-
-    @property
-    def recording(self) -> Recording:
-        """What can be compared with what the run wrote of it."""
-        parts = {"metrics": self.columns, "digests": self.digests, "evaluation": self.evaluation}
-        return {name: part for name, part in parts.items() if part}
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class ReplayJob(PlannedJob):
-    """Takes the steps of a plan again; the result is a `ReplayedStep` for each of those that are observed."""
+    """Takes the steps of a plan again; the result is what `compare_steps` takes.
+
+    That is the recording of each step that is observed, and what `changed_sources` says. Besides the parts of
+    a `StepRecorder` a recording has `totals`, the loss and the weight of the step, and those of
+    `read_written`: no `metrics` where the step has no line, no `evaluation` where there was none.
+    """
 
     observed: Collection[int]
     """Steps, from 1."""
 
     def follow(self, replay: Replay, world: World) -> Any:
-        steps: list[ReplayedStep] = []
-        while replay.num_taken < self.plan.step:
-            report = replay.take()
-            if (step := replay.num_taken) in self.observed:
-                loss, weight = report.totals.loss, report.totals.weight
-                lanes = {lane.lane: lane.numbers for lane in report.totals.lanes}
-                columns, digests = replay.columns(report), replay.digests()
-                given = columns, replay.finish(compares=True), digests, lanes, replay.changed_sources
-                steps.append(ReplayedStep(step, loss, weight, *given))
-        return steps
+        return replay.observe(self.observed)

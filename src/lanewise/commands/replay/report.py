@@ -3,20 +3,21 @@
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from lanewise.commands.jobs.api import start_fresh
-from lanewise.commands.replay.comparison import RecordingComparison, compare
-from lanewise.commands.replay.plan import ReplayPlan, Written, plan_replay, read_written
-from lanewise.commands.replay.replay import ReplayedStep, ReplayJob
-from lanewise.commands.verify.audit import Audit
+from lanewise.commands.recording.comparison import Recording, RecordingComparison, compare
+from lanewise.commands.replay.plan import ReplayPlan, plan_replay, read_written
+from lanewise.commands.replay.replay import ReplayJob
 from lanewise.config.load import Override
 from lanewise.errors import CheckpointError
 from lanewise.runs.dir import RunDir
 
+_WRITTEN = ("metrics", "digests", "evaluation")
+"""What a run may write of a step, if it is asked to; else also what `--audit` writes."""
 _MOST = 8
 
 
@@ -26,8 +27,8 @@ class Compared:
 
     name: str
     comparison: RecordingComparison
-    replayed: ReplayedStep | None = None
-    """What it gave, if it was a whole step."""
+    replayed: Recording = field(default_factory=dict)
+    """What it gave, if it was a whole step; see `ReplayJob`."""
     changed_sources: Sequence[str] = ()
     """Says which modules are not those of the run."""
     is_exact: bool = True
@@ -43,29 +44,32 @@ class Compared:
     def __str__(self) -> str:
         """Say what the step gave, and how that compares."""
         step, shown = self.replayed, list[str]()
-        if step is not None:
-            norm, rate = (step.columns[f"train/{name}"] for name in ("grad_norm", "learning_rate"))
-            head = f"loss {step.loss!r}, weight {step.weight!r}, gradient norm {norm!r}"
-            shown = [f"{head}, learning rate {rate!r}"]
-            shown += some(f"  {digest}  {name}" for name, digest in step.digests.items())
+        if step:
+            norm, rate = (step["metrics"][f"train/{name}"] for name in ("grad_norm", "learning_rate"))
+            head = f"loss {step['totals']['loss']!r}, weight {step['totals']['weight']!r}"
+            shown = [f"{head}, gradient norm {norm!r}, learning rate {rate!r}"]
+            shown += some(f"  {digest}  {name}" for name, digest in step["digests"].items())
         return "\n".join([*shown, *self.verdict(), *self.notes()])
 
     def verdict(self) -> list[str]:
         """Say how it compares."""
-        count, unequal = self.comparison.num_compared, self.comparison.differing
+        count, differing = self.comparison.num_compared, self.comparison.differing
         if not count:
-            keys = "--audit" if self.replayed is None else "integrity.digest_every_steps, log.every_steps"
+            keys = "integrity.digest_every_steps, log.every_steps" if self.replayed else "--audit"
             return [f"{self.name}: the run wrote nothing of it ({keys})"]
-        if not unequal:
+        if not differing:
             return [f"{self.name}: as the run wrote it, in {count} digests and numbers"]
-        told = (f"  {name}: {mine}, and {theirs} in the run" for name, (mine, theirs) in unequal.items())
+        told = [
+            f"  {f'{part} of {name}' if name.startswith('lane ') else name}: {mine}, and {theirs} in the run"
+            for part, one in differing.items()
+            for name, (mine, theirs) in zip(one.names, one.unequal.values(), strict=True)
+        ]
         why = "" if self.is_exact else " (rounding may differ: no verdict)"
-        return [f"{self.name}: {len(unequal)} of {count} digests and numbers differ{why}", *some(told)]
+        return [f"{self.name}: {len(told)} of {count} digests and numbers differ{why}", *some(told)]
 
     def notes(self) -> list[str]:
         """Say which code is another one, and last what only the run has or the replay."""
-        missing = ", ".join(self.comparison.missing)
-        return [*self.changed_sources, *[f"not compared, as only one has it: {missing}"] * bool(missing)]
+        return [*self.changed_sources, *self.comparison.not_compared]
 
 
 def some(lines: Iterable[str]) -> list[str]:
@@ -90,40 +94,41 @@ def lane_lines(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def compare_step(replayed: ReplayedStep, written: Written, *, is_exact: bool = True) -> Compared:
-    """Compare a step with what the run wrote of it."""
-    comparison = compare(replayed.recording, written.recording(replayed.step))
-    name = f"step {replayed.step:,}"
-    return Compared(name, comparison, replayed, replayed.changed_sources, is_exact)
+def compare_steps(
+    plan: ReplayPlan, taken: Mapping[int, Recording], changed_sources: Sequence[str] = ()
+) -> dict[int, Compared]:
+    """Compare steps with what the run wrote of them, by what a `ReplayJob` returned."""
+    found: dict[int, Compared] = {}
+    for step, recording in taken.items():
+        theirs = plan.written.get(step, {})
+        mine = {part: values for part, values in recording.items() if part in {*_WRITTEN, *theirs}}
+        name, comparison = f"step {step:,}", compare({step: mine}, {step: theirs})
+        found[step] = Compared(name, comparison, recording, changed_sources, plan.is_exact)
+    return found
 
 
 def compare_lane(found: Mapping[str, Any], plan: ReplayPlan, lane: int) -> Compared:
     """Compare what a `LaneJob` found with what the run wrote of this lane, if it did."""
-    samples, theirs = found["samples"], dict[str, Mapping[str, Any]]()
-    mine = {"largest_loss": {"loss": found["loss"], "samples": samples}}
-    largest = next((line for step, line in plan.written.lines.items() if step >= plan.step), {}).get(
-        "largest_loss"
-    )
+    written = plan.written.get(plan.step, {}).items()
+    theirs: dict[str, Mapping[Any, Any]] = {part: {lane: one[lane]} for part, one in written if lane in one}
+    lines = (one["metrics"] for step, one in plan.written.items() if step >= plan.step and "metrics" in one)
+    largest = next(lines, {}).get("largest_loss")
     if isinstance(largest, dict) and (largest.get("step"), largest.get("lane")) == (plan.step, lane):
         theirs["largest_loss"] = {name: largest.get(name) for name in ("loss", "samples")}
-    if plan.run_dir.audit.exists():
-        mine["audit"] = {"samples": samples, "tensors": found["inputs"]}
-        for record in Audit(plan.run_dir.audit).steps[plan.step][lane][:1]:
-            theirs["audit"] = {"samples": list(record.indices), "tensors": record.tensors}
+    mine: Recording = {
+        "samples": {lane: tuple(found["samples"])},
+        "inputs": {lane: found["inputs"]},
+        "largest_loss": {name: found[name] for name in ("loss", "samples")},
+    }
+    comparison = compare({plan.step: {part: mine[part] for part in theirs}}, {plan.step: theirs})
     name = f"lane {lane} of step {plan.step:,}"
-    return Compared(name, compare(mine, theirs), None, found["changed_sources"], _is_exact(plan))
-
-
-def _is_exact(plan: ReplayPlan) -> bool:
-    """Tell whether equal bytes are promised."""
-    return plan.config.distributed.equality == "exact" and not plan.allow
+    return Compared(name, comparison, {}, found["changed_sources"], plan.is_exact)
 
 
 def replay_steps(plan: ReplayPlan, steps: Sequence[int]) -> list[Compared]:
     """Take the steps of a plan again, in fresh processes, and compare some of them."""
     with ReplayJob.of(plan, observed=steps) as job:
-        taken = start_fresh(job)
-    return [compare_step(step, plan.written, is_exact=_is_exact(plan)) for step in taken]
+        return [*compare_steps(plan, *start_fresh(job)).values()]
 
 
 @dataclass(frozen=True)
@@ -138,11 +143,6 @@ class ReplayAudit:
     num_seen: int
     """Steps that were taken again, and whose updates show in what was compared after them."""
 
-    def chance(self, num_wrong: int) -> float:
-        """Return with what probability so many wrong steps, wherever they are, would have been found."""
-        unseen = self.num_steps - self.num_seen
-        return 1 - math.comb(unseen, num_wrong) / math.comb(self.num_steps, num_wrong)
-
     @property
     def code(self) -> int:
         """What diff exits with; see `Compared`."""
@@ -150,12 +150,10 @@ class ReplayAudit:
 
     def __str__(self) -> str:
         """Say what was found."""
-        told = [f"{self.chance(wrong):.1%} if {wrong}" for wrong in (1, 10, 100) if wrong <= self.num_steps]
         seen = f"{self.num_seen:,} of the run's {self.num_steps:,} ({self.num_seen / self.num_steps:.1%})"
         lines = [
             *(line for one in self.compared for line in one.verdict()),
             f"drawn with seed {self.seed}: {len(self.compared)} steps. Steps whose updates were seen: {seen}",
-            f"chance to find wrong steps of all, wherever they are: {', '.join(told)} of them are wrong",
             *dict.fromkeys(line for one in self.compared for line in one.notes()),
         ]
         return "\n".join(lines)
@@ -175,7 +173,8 @@ def audit(run_dir: Path, count: int, seed: int, overrides: Sequence[Override], *
         CheckpointError: if the run wrote nothing that can be compared, or does not promise equal bytes.
     """
     written = read_written(RunDir(run_dir), 0)
-    known = sorted(written.digests or written.lines)
+    steps = {part: [step for step in written if part in written[step]] for part in ("digests", "metrics")}
+    known = sorted(steps["digests"] or steps["metrics"])
     drawn = sorted(random.Random(seed).sample(known, min(count, len(known))))
     plans = [plan_replay(run_dir, step, overrides, **given) for step in drawn]
     if not plans or any(plan.config.distributed.equality != "exact" for plan in plans):
@@ -192,4 +191,4 @@ def audit(run_dir: Path, count: int, seed: int, overrides: Sequence[Override], *
             is_update_seen = "digests" in one.comparison.parts
             seen |= set(range(num_taken, plan.step if is_update_seen else plan.step - 1))
         compared += found
-    return ReplayAudit(seed, compared, max({*written.digests, *written.lines}), len(seen))
+    return ReplayAudit(seed, compared, max(written), len(seen))

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lanewise.commands.recording.comparison import Parting, compare
 from lanewise.commands.verify.bound import CloseResult
 from lanewise.commands.verify.hidden import changed
 from lanewise.commands.verify.job import RankResult
 from lanewise.commands.verify.operators import Divergence
 from lanewise.commands.verify.probe import Passes, Probe
-from lanewise.commands.verify.trace import BUFFER, Difference, Trace, compare
+from lanewise.commands.verify.trace import BUFFER, CHECKS, Trace
 
 Probes = Iterator[tuple[str, Probe]]
 """What some processes found, each with a phrase that names the process in a sentence."""
@@ -25,8 +26,8 @@ class LayoutResult:
     """The result of each rank; empty where the processes failed."""
     failure: str = ""
     """Why the processes failed, or why the steps could not be run."""
-    differences: dict[str, Difference] = field(default_factory=dict)
-    """The first difference of each check, compared with the first layout."""
+    differences: dict[str, Parting] = field(default_factory=dict)
+    """The first difference of each check that has one, the earliest first, compared with the first layout."""
     hidden_differences: Sequence[str] = ()
     """Values outside of parameters and buffers that differ from those of the first layout at the end."""
     not_restored: Sequence[str] = ()
@@ -46,8 +47,15 @@ class LayoutResult:
 
     def compare_with(self, reference: "LayoutResult") -> None:
         """Note the differences."""
-        if reference.trace.steps and self.trace.steps:
-            self.differences = compare(reference.trace, self.trace)
+        mine, theirs = reference.trace.steps, self.trace.steps
+        if mine and theirs:
+            # A trace that begins later is compared from there on; of a step that only one has all differs.
+            steps = [step for step in {**mine, **theirs} if step >= min(theirs)]
+            a, b = (
+                {step: {part: of.get(step, {}).get(part, {}) for part in CHECKS} for step in steps}
+                for of in (mine, theirs)
+            )
+            self.differences = compare(a, b).differing
             self.hidden_differences = changed(reference.trace.hidden, self.trace.hidden)
             restored = self.trace.at_checkpoint
             names = [
@@ -165,6 +173,6 @@ def first_in(divergence: Divergence | None) -> str:
     return f", first in {divergence.call}" if divergence else ""
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[object]) -> str:
     """List a few names."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(map(str, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

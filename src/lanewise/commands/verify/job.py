@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from lanewise.commands.jobs.job import Job
+from lanewise.commands.recording.recorder import tensor_digests
 from lanewise.commands.verify.bound import CloseResult, judge, write_reference
 from lanewise.commands.verify.cut import CutProbe, probe_cut
 from lanewise.commands.verify.hidden import changed, hidden_state
@@ -18,13 +19,11 @@ from lanewise.commands.verify.probe import Probe, begin_with, probe
 from lanewise.commands.verify.probed_run import ProbedRun, evaluate_batch
 from lanewise.commands.verify.trace import BUFFER, Trace, run_steps, run_twice, steps_of
 from lanewise.commands.verify.update import Updates, probe_updates
-from lanewise.data import digest
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.run.build import build_run, build_task
 from lanewise.engine.run.resume import resume_run
 from lanewise.engine.step.update import Training
 from lanewise.errors import CheckpointError, LanewiseError, WorldError, describe
-from lanewise.processes.world.shards import whole
 from lanewise.processes.world.world import World
 from lanewise.runs.checkpoint.folder import CheckpointFolder
 from lanewise.runs.checkpoint.manifest import Manifest
@@ -139,8 +138,9 @@ class VerifyJob(Job):
             otherwise: dict[str, list[str]] = {}
             engine = Engine(replace(run, training=run_twice(training, otherwise)))
             hidden = hidden_state(training.model, task=task)
-            for step in run_steps(engine, world, steps, otherwise):
-                trace.steps.append(step)
+            for step, recording in run_steps(engine, world, steps):
+                trace.steps[step] = {**recording, "otherwise": {**otherwise}}
+                otherwise.clear()
                 if self.resume_from is None and len(trace.steps) == half:
                     # A run evaluates between its steps, which may depend on what that changes.
                     self._evaluate(engine, world)
@@ -148,7 +148,8 @@ class VerifyJob(Job):
                     saver.save(engine.run.state.take(), Manifest(steps[half], None, engine.run.identity, ()))
                     saver.finish()
                     trace.at_checkpoint = self._state_of(training, task)
-            trace.evaluation = self._evaluate_at_end(engine, world)
+            if trace.steps:
+                trace.steps[max(trace.steps)]["evaluation"] = self._evaluate_at_end(engine, world)
             trace.hidden = self._hidden(training, task)
             trace.changed = changed(hidden, hidden_state(training.model, task=task))
             if self.is_reference:
@@ -183,7 +184,7 @@ class VerifyJob(Job):
 
     def _state_of(self, training: Training, task: Task) -> dict[str, str]:
         """Return the digests of buffers and of such values; others may differ because of the first ones."""
-        buffers = {f"{BUFFER}{name}": digest(whole(value)) for name, value in training.model.named_buffers()}
+        buffers = tensor_digests((f"{BUFFER}{name}", one) for name, one in training.model.named_buffers())
         return buffers | self._hidden(training, task)
 
     def _evaluate(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lanewise.commands.recording.recorder import tensor_digests
 from lanewise.commands.verify.hidden import (
     GeneratorProbe,
     changed,
@@ -103,7 +104,7 @@ def probe(config: RunConfig, probed: ProbedRun, *, is_reference: bool, is_repeat
             process if the run has any, further samples, what collate drops, and what depends on history.
         is_repeat: whether to read and to compute in another order: see `probe_reads`, and `Probe.first`.
     """
-    weights = {name: digest(value) for name, value in probed.tensors().items()}
+    weights = tensor_digests(probed.tensors().items())
     weights |= {
         f"{name}.requires_grad": str(weight.requires_grad) for name, weight in probed.model.named_parameters()
     }
@@ -236,14 +237,14 @@ def _probe_history(
 def _changed_by_evaluation(probed: ProbedRun, batch: Any, other: Any) -> Sequence[str]:
     """Return the buffers that an evaluation changes, where its later results depend on them."""
     turns = (probed.turn, batch), (probed.other_turn, other), (probed.turn, batch)
-    before = {name: digest(value) for name, value in probed.model.named_buffers()}
+    before = tensor_digests(probed.model.named_buffers())
     losses = []
     try:
         with probed.kept_state(), eval_mode(probed.model), torch.no_grad():
             for turn, data in turns:
                 loss = probed.lane(turn, data).run(probed.model)
                 losses.append(digest(loss.sum, loss.weight))
-            after = {name: digest(value) for name, value in probed.model.named_buffers()}
+            after = tensor_digests(probed.model.named_buffers())
     except Exception:  # noqa: BLE001 - training data need not be what is evaluated
         return ()
     return changed(before, after) if losses[0] != losses[2] else ()

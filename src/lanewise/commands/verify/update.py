@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from lanewise.commands.recording.recorder import tensor_digests
 from lanewise.commands.verify.hidden import changed, hidden_state, numbers_that_matter
 from lanewise.config.optimizer_rules import needs_closure
-from lanewise.data import digest
 from lanewise.engine.step.update import Training
 from lanewise.processes.device.random_state import set_random_state
 
@@ -52,7 +52,7 @@ def probe_updates(training: Training) -> Updates:
         give_gradients()
         set_random_state(0)
         optimizer.step(*closures)
-        return {name: digest(weight) for name, weight in trained.items()}
+        return tensor_digests(trained.items())
 
     try:
         first = update()

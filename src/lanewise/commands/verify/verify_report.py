@@ -1,15 +1,16 @@
 """The report of `lanewise verify`: a table, the causes, and one line with the result."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
 from lanewise.commands.printed import Printed
+from lanewise.commands.recording.comparison import Recording
 from lanewise.commands.verify.diagnose import Finding
 from lanewise.commands.verify.evidence import LayoutResult
-from lanewise.commands.verify.trace import CHECKS, StepTrace
+from lanewise.commands.verify.trace import CHECKS
 from lanewise.config import RunConfig
 
 
@@ -29,15 +30,15 @@ class VerifyReport(Printed):
         return not self.findings
 
     @property
-    def steps(self) -> Sequence[StepTrace]:
-        """The steps that one process took."""
+    def steps(self) -> Mapping[int, Recording]:
+        """The steps that one process took, by number, from 1."""
         return self.layouts[0].trace.steps
 
     def heading(self) -> str:
         """Describe what was run."""
         batch = self.config.batch
         full = batch.global_batch_size
-        sizes = {step.step + 1: sum(map(len, step.samples.values())) for step in self.steps}
+        sizes = {step: sum(map(len, recording["samples"].values())) for step, recording in self.steps.items()}
         steps = [str(step) for step in sizes]
         steps += [f"step {step} with {size} of {full} samples" for step, size in sizes.items() if size < full]
         return (
@@ -105,7 +106,7 @@ class VerifyReport(Printed):
         """Return all of it as values of JSON."""
         return {
             "verified": self.is_verified,
-            "steps": [step.step + 1 for step in self.steps],
+            "steps": [*self.steps],
             "num_lanes": self.config.batch.num_lanes,
             "layouts": [_layout_to_json(layout) for layout in self._rows()],
             "findings": [asdict(finding) for finding in self.findings],

@@ -62,42 +62,6 @@ def placed_checksum(tensor: torch.Tensor, num_before: int = 0) -> torch.Tensor:
 
 
 @torch.no_grad()
-def changed_element(tensor: torch.Tensor, difference: int) -> tuple[int, int] | None:
-    """Solve for the one element whose change makes up the difference between two digests of a tensor.
-
-    A product of 64 bits leaves no doubt for elements of 16; of those of 32 bits a wrong one fits by accident
-    with a probability of 1 in 2^32 for each element.
-
-    Args:
-        tensor: as it is with one of the digests.
-        difference: the xor of the two.
-
-    Returns:
-        The place of the element in the order of indices, and its bits that changed; None where no element, or
-        more than one, would do.
-    """
-    tensor = tensor.cpu().resolve_conj().resolve_neg()
-    integers = tensor.contiguous().view(-1).view(_INTEGERS.get(tensor.element_size(), torch.int32))
-    num_bits = 8 * integers.element_size()
-    found: list[tuple[int, int]] = []
-    for number, part in enumerate(integers.split(2**15)):
-        first = 2**15 * number
-        factors = torch.arange(2 * first + 1, 2 * (first + len(part)) + 1, 2).mul_(_ODD)
-        inverses = factors.clone()  # in its lowest three bits; each time in twice as many
-        for _ in range(5):
-            inverses *= 2 - factors * inverses
-        signed = (difference + 2**63) % 2**64 - 2**63
-        before = part.to(torch.int64)
-        after = (before * factors ^ signed) * inverses
-        fits = (after >> (num_bits - 1) == after >> 63) & (after != before)
-        for place in fits.nonzero().flatten().tolist():
-            bits = (int(before[place]) ^ int(after[place])) % 2**num_bits
-            element, half = divmod(first + place, len(integers) // tensor.numel())
-            found.append((element, bits << num_bits * half))
-    return found[0] if len(found) == 1 else None
-
-
-@torch.no_grad()
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum of the elements, read as integers, as a scalar on the tensor's device.
 

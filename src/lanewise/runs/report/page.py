@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
 from jinja2 import Environment
@@ -11,6 +12,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from lanewise.config.strict_yaml import write_yaml
+from lanewise.config.tree import flat
 from lanewise.runs.report.charts import Chart, charts_of, written
 from lanewise.runs.report.run_data import RunData
 from lanewise.runs.report.status import finite
@@ -39,7 +41,7 @@ def write_page(runs: Sequence[RunData]) -> str:
         problems=[f"{run.name}: {problem}" for run in runs for problem in run.problems],
         charts=charts,
         num_left_out=num_left_out,
-        differing=_differing([dict(_flatten(run.config)) for run in runs]),
+        differing=_differing([run.config for run in runs]),
         write_yaml=lambda config: write_yaml(dict(config)),
         tables=list(_tables(runs)),
         css=Markup(own["page.css"]),  # noqa: S704 - our own, as the program below
@@ -86,19 +88,14 @@ def _notes(runs: Sequence[RunData]) -> Iterator[str]:
     )
 
 
-def _differing(configs: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """Return each key of configurations that differs between them, with the value of each."""
-    keys = dict.fromkeys(key for config in configs for key in config)
-    rows = [[key, *(config.get(key, "") for config in configs)] for key in keys]
+def _differing(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return each key of configurations that differs between them, with the value of each as JSON."""
+    found = [
+        {key: json.dumps(value, default=str, ensure_ascii=False) for key, value in flat(config).items()}
+        for config in configs
+    ]
+    rows = [[key, *(one.get(key, "") for one in found)] for key in dict.fromkeys(chain(*found))]
     return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(tree, Mapping) and tree:
-        for key, value in tree.items():
-            yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, json.dumps(tree, default=str, ensure_ascii=False)
 
 
 def _tables(runs: Sequence[RunData]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:

@@ -12,6 +12,7 @@ from lanewise.config.load import Override, dump_config
 from lanewise.errors import CheckpointError, ConfigError
 from lanewise.runs.dir import RunDir
 from tests.distributed.tasks import Language, configure
+from tests.unit.commands.verify import test_audit
 
 
 def configured(lr, folder):
@@ -139,11 +140,23 @@ def test_what_the_run_wrote_is_told_by_step(tmp_path):
         '{"epoch": 1, "step": 4, "train/learning_rate": 0.1}\n'
     )
     written = read_written(run_dir, 1, 2)
-    assert written.lines[1]["train/loss"] == 2.0
-    assert written.lines.keys() == {1, 3}  # the next line has the largest loss of step 2, too
-    assert written.others == {2: ["jump line", "digests line"]}
-    assert written.digests == {2: {"model/w": "00"}}
-    assert written.evaluations == {2: {"held_out/loss": 0.5}}
+    of_step = {"digests": {"model/w": "00"}, "evaluation": {"held_out/loss": 0.5}}
+    assert written == {
+        1: {"metrics": {"train/learning_rate": 0.1, "train/loss": 2.0}},
+        2: {**of_step, "jump line": {}, "digests line": {}},
+        3: {"metrics": {"train/learning_rate": 0.1}},  # the next line has the largest loss of step 2, too
+    }
+
+
+def test_an_audit_tells_of_the_steps_of_which_it_has_all_lanes(tmp_path):
+    """A run may have been killed in the others."""
+    test_audit.write(tmp_path / "audit", 0, 3, 2, test_audit.at(1, 2, lambda _: []))
+    written = read_written(RunDir(tmp_path), 0)
+    assert {step: [*recording["inputs"]] for step, recording in written.items()} == {
+        1: [0, 1, 2, 3],
+        3: [0, 1, 2],
+    }
+    assert [len(indices) for indices in written[3]["samples"].values()] == [2, 2, 2]
 
 
 def test_optimizers_are_read_back_whole(tmp_path):

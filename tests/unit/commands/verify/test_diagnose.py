@@ -16,7 +16,7 @@ from lanewise.commands.verify.metric import MetricProbe
 from lanewise.commands.verify.operators import Call
 from lanewise.commands.verify.probe import History, Passes, Probe
 from lanewise.commands.verify.read import Reads
-from lanewise.commands.verify.trace import StepTrace, Trace
+from lanewise.commands.verify.trace import CHECKS, Trace
 from lanewise.commands.verify.update import Updates
 
 ADD = Call("aten.add.Tensor", "module first", "given", "made", has_generator=False, random_state="seeded")
@@ -33,6 +33,11 @@ READS = Reads(
     others={f"sample {index}": f"s{index}" for index in range(8)},
 )
 PASSES = Passes(("p", "p"), ([ADD], [ADD]), changed=[], changed_parameters=[], changed_buffers=[])
+
+
+def one_step(number: int = 1, **parts: dict) -> dict:
+    """What was recorded of one step, in which nothing was read or computed but for these parts."""
+    return {number: {**{part: {} for part in (*CHECKS, "outside", "otherwise")}, **parts}}
 
 
 def evidence(where: str = "everywhere", reads: dict = {}, passes: dict = {}, **changes) -> Evidence:  # noqa: B006
@@ -53,7 +58,7 @@ def evidence(where: str = "everywhere", reads: dict = {}, passes: dict = {}, **c
             passes=replace(PASSES, **passes) if is_changed else PASSES,
             history=History("", [], 20),
         )
-        trace = Trace([StepTrace(0)], hidden={"model.level": "1"})
+        trace = Trace(one_step(), hidden={"model.level": "1"})
         found = RankResult(probe, trace)
         for key, value in changes.items() if is_changed else ():
             found = replace(found, **{key: value}) if hasattr(found, key) else found
@@ -94,8 +99,8 @@ def failed() -> Evidence:
 
 def of_one_rank() -> Evidence:
     found = evidence()
-    found.layouts[2].results[1].trace = Trace([StepTrace(0, weights={"first.weight": "v"})])
-    found.layouts[2].results[0].trace = Trace([StepTrace(0, weights={"first.weight": "w"})])
+    found.layouts[2].results[1].trace = Trace(one_step(weights={"first.weight": "v"}))
+    found.layouts[2].results[0].trace = Trace(one_step(weights={"first.weight": "w"}))
     return found
 
 
@@ -109,10 +114,10 @@ def cut(influence: str) -> CutProbe:
 
 MEAN_OF_MEANS = cut("weights")
 UNMERGED = {"a": (1.0, 2.0), "b": (3.0, 4.0)}
-OPTIONS = Trace([StepTrace(0, optimizer={"lr of group 0": "0.2"})])
-STEPS = Trace([StepTrace(0, weights={"first.weight": "v"})], changed=["task.calls"])
+OPTIONS = Trace(one_step(optimizer={"lr of group 0": "0.2"}))
+STEPS = Trace(one_step(weights={"first.weight": "v"}), changed=["task.calls"])
 PARTED = Trace(STEPS.steps)
-EVALUATION = Trace([StepTrace(0)], evaluation={"held_out/loss": 2.0}, changed=["model.level"])
+EVALUATION = Trace(one_step(evaluation={"held_out/loss": 2.0}), changed=["model.level"])
 TWICE = "the same micro-batch, twice in 1 process, gives a different loss or gradient"
 OF_THE_RANK = "a step depends on the rank, on the number of processes or on state that was not seen"
 HIDDEN = "state outside of parameters and buffers"
@@ -267,12 +272,12 @@ CASES = [
     ),
     (
         "a parameter is changed outside of the optimizer",
-        evidence(trace=Trace([StepTrace(3, changed_outside=["first.weight"])])),
+        evidence(trace=Trace(one_step(4, outside={"first.weight": "v"}))),
         "first.weight changed before the update of step 4 (1 process).",
     ),
     (
         "what a task does before or after an update depends on more than the step",
-        evidence(trace=Trace([StepTrace(2, changed_otherwise={"after_update": ["queue"]})])),
+        evidence(trace=Trace(one_step(3, otherwise={"after_update": ["queue"]}))),
         "after_update of step 3, run again from the same state, gives a different queue (1 process).",
     ),
     (
@@ -340,7 +345,7 @@ CASES = [
     (
         HIDDEN,
         evidence("rank", trace=EVALUATION),
-        "first differ in evaluation, at held_out/loss: None in one process, 2.0 there; only this is ",
+        "first differ in evaluation, at step 1, held_out/loss: None in one process, 2.0 there; only this is ",
         ": model.level.",
     ),
     (
@@ -427,7 +432,7 @@ def test_what_a_resumed_run_began_without_is_named_instead_of_what_follows_from_
     saved = {"buffer count": "1", "task.memo": "2", "task.level": "3", "optimizer.momentum": "4"}
     restored = {**saved, "buffer count": "0", "task.memo": "0", "task.level": "0"}
     found = evidence()
-    found.layouts[0].results[0].trace = Trace([StepTrace(0)], hidden=saved, at_checkpoint=saved)
+    found.layouts[0].results[0].trace = Trace(one_step(), hidden=saved, at_checkpoint=saved)
     other = {**saved, "task.level": "5", "optimizer.momentum": "6"}
     trace = Trace(STEPS.steps, hidden=other, at_checkpoint=restored)
     found.layouts[2].resumed = LayoutResult("2 processes, resumed", [RankResult(trace=trace)])
@@ -436,6 +441,21 @@ def test_what_a_resumed_run_began_without_is_named_instead_of_what_follows_from_
     assert finding.evidence.endswith(
         "first.weight (weights); the checkpoint did not bring back buffer count, task.level."
     )
+
+
+def test_a_run_that_ends_earlier_or_later_differs_and_one_that_begins_later_need_not():
+    """As where a stream gives other samples on two processes."""
+    first, second = (one_step(number, loss={0: (1.0, 2.0)}, weights={"w": str(number)}) for number in (1, 2))
+    reference = LayoutResult("1 process", [RankResult(trace=Trace({**first, **second}))])
+
+    def differences(steps: dict) -> list[str]:
+        layout = LayoutResult("2 processes", [RankResult(trace=Trace(steps))])
+        layout.compare_with(reference)
+        return [f"{part} {one}" for part, one in layout.differences.items()]
+
+    assert differences(first) == ["loss step 2, lane 0", "weights step 2, w"]
+    assert differences({**first, **second, **one_step(3, weights={"w": "3"})}) == ["weights step 3, w"]
+    assert differences(second) == []
 
 
 def test_what_is_a_consequence_is_not_named():

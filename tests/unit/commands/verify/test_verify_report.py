@@ -7,7 +7,7 @@ import pytest
 from lanewise.commands.verify.diagnose import Finding
 from lanewise.commands.verify.evidence import LayoutResult
 from lanewise.commands.verify.job import RankResult
-from lanewise.commands.verify.trace import StepTrace, Trace
+from lanewise.commands.verify.trace import Trace
 from lanewise.commands.verify.verify_report import VerifyReport
 from tests.distributed.tasks import Language, configure
 
@@ -16,7 +16,7 @@ FINDING = Finding("a parameter is changed", "a forward changed first.weight.", "
 
 
 def ran(loss: float = 1.0) -> Trace:
-    return Trace([StepTrace(0, samples={0: (1, 2)}, loss={0: (loss,)})])
+    return Trace({1: {"samples": {0: (1, 2)}, "loss": {0: (loss,)}}})
 
 
 RAN = ran()

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from lanewise.commands.recording.comparison import compare
 from lanewise.commands.verify.diagnoses.forward import HIDDEN_STATE, RESET_IT
 from lanewise.commands.verify.evidence import Evidence, LayoutResult, also_changed, diagnosis, listed
-from lanewise.commands.verify.hidden import changed
 
 
 @diagnosis("unexplained", "the run fails on another number of processes", "See what the error says.")
@@ -22,12 +22,11 @@ def unequal_ranks(evidence: Evidence) -> Iterator[str]:
     """Find ranks of one layout that hold different weights after a step."""
     for layout in evidence.layouts:
         for rank, result in enumerate(layout.results):
-            for mine, theirs in zip(layout.trace.steps, result.trace.steps, strict=False):
-                options = changed(mine.optimizer, theirs.optimizer)
-                where = f"between ranks 0 and {rank} of {layout.name} after step {mine.step + 1}"
-                also = f", and so does {listed(options)}" if options else ""
-                for name in changed(mine.weights, theirs.weights):
-                    yield f"{name} differs {where}{also}."
+            found = compare(layout.trace.steps, result.trace.steps).differing
+            if weights := found.get("weights"):
+                where = f"between ranks 0 and {rank} of {layout.name} after step {weights.first_unequal}"
+                also = f", and so does {listed(found['optimizer'].names)}" if "optimizer" in found else ""
+                yield f"{weights.names[0]} differs {where}{also}."
 
 
 @diagnosis("unexplained", HIDDEN_STATE, RESET_IT)

@@ -40,10 +40,9 @@ def changed_parameter(evidence: Evidence) -> Iterator[str]:
         if probe.passes.changed_parameters:
             yield f"a forward and backward in {process} changed {listed(probe.passes.changed_parameters)}."
     for layout in evidence.layouts:
-        for step in layout.trace.steps:
-            if step.changed_outside:
-                names = listed(step.changed_outside)
-                yield f"{names} changed before the update of step {step.step + 1} ({layout.name})."
+        for step, recording in layout.trace.steps.items():
+            if names := [*recording["outside"]]:
+                yield f"{listed(names)} changed before the update of step {step} ({layout.name})."
 
 
 @diagnosis(
@@ -55,9 +54,9 @@ def changed_parameter(evidence: Evidence) -> Iterator[str]:
 def own_update_again(evidence: Evidence) -> Iterator[str]:
     """Find tensors of which a task's own code around an update makes something else when it runs again."""
     for layout in evidence.layouts:
-        for step in layout.trace.steps:
-            for method, names in step.changed_otherwise.items():
-                again = f"{method} of step {step.step + 1}, run again from the same state"
+        for step, recording in layout.trace.steps.items():
+            for method, names in recording["otherwise"].items():
+                again = f"{method} of step {step}, run again from the same state"
                 yield f"{again}, gives a different {listed(names)} ({layout.name})."
 
 

@@ -1,0 +1,1 @@
+"""Records the steps of a run, and compares what two recordings have of them."""
