@@ -51,7 +51,6 @@ ENGINE_OFFERS = {
             "step.terms",
             "step.lane_error",
             "step.update",
-            "step.guard.second_run",
         ),
     )
 }

@@ -10,7 +10,6 @@ from lanewise.commands.recording.comparison import Recording, differing
 from lanewise.commands.recording.recorder import StepRecorder, tensor_digests
 from lanewise.data import LaneSource
 from lanewise.engine.engine import Engine
-from lanewise.engine.step.guard.second_run import SecondRun
 from lanewise.engine.step.update import Training
 from lanewise.engine.transforms import compare_runs
 from lanewise.lanes import Schedule
@@ -64,8 +63,8 @@ def run_steps(engine: Engine, world: World, steps: Sequence[int]) -> Iterator[tu
 
     Collective: every rank must call this.
     """
-    pass_ = engine.step.pass_  # the probes look further, and go on
-    pass_.looks[:] = [look for look in pass_.looks if not isinstance(look, SecondRun)]
+    pass_ = engine.step.pass_
+    pass_.looks[:] = [look for look in pass_.looks if not look.verify_does_more]
     recorder = StepRecorder(engine, world)
     for step in steps:
         if engine.run.loader.is_over:

@@ -1,7 +1,7 @@
 """What is looked at in the first steps only, where the user's code may break what lanes rely on."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -18,6 +18,9 @@ class Look(Protocol):
     model run their forwards at once, before the `after_forward` of the first of them, and their backwards in
     that of the last one. A new look joins the list in `engine/step/build.py`.
     """
+
+    verify_does_more: ClassVar[bool] = False
+    """Whether `lanewise verify` has probes for the same, which name the cause; its steps go without this."""
 
     def begin(self, turn: LaneTurn) -> None:
         """Begin to run the lanes of a step, which happens twice where its loss needs other lanes first."""

@@ -55,6 +55,8 @@ class SecondRun(Look):
         others: whatever else may hold state, by name, for the error.
     """
 
+    verify_does_more = True
+
     def __init__(
         self, reducer: Reducer, buffers: LaneBuffers, equality: Equality, others: Mapping[str, object]
     ) -> None:
