@@ -18,7 +18,7 @@ _TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 3e-2
 
 
 @final
-class Looking(TorchFunctionMode):
+class LossObserver(TorchFunctionMode):
     """Notes in its context where torch's losses are told what makes their mean none over all targets.
 
     Samples of one class, or without a target that is ignored, do not show it.

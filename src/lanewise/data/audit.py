@@ -91,10 +91,10 @@ def _num_rows(data: Any) -> int | None:
     """Return the first dimension that all tensors of a batch have in common; None if there is no such."""
     sizes = set()
 
-    def look(leaf: Any) -> Any:
+    def note(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dim():
             sizes.add(leaf.shape[0])
         return leaf
 
-    map_leaves(look, data)
+    map_leaves(note, data)
     return sizes.pop() if len(sizes) == 1 else None

@@ -63,7 +63,7 @@ class ByteFile(NamedTuple):
         """
         if not is_remote(path):
             path = str(Path(path).absolute())  # also after another working directory is set
-        return cls(path, *_look_at(path), name=file_name(path))
+        return cls(path, *_stat(path), name=file_name(path))
 
     def require_content(self) -> Self:
         """Return the file, which has content that can be read.
@@ -129,7 +129,7 @@ class ByteFile(NamedTuple):
         if self.archive is not None:
             self.archive.check(descriptor)
             return
-        size, stamp = _look_at(self.path, descriptor)
+        size, stamp = _stat(self.path, descriptor)
         if (size, stamp) != (self.size, self.stamp):
             raise DataError(
                 f"{self.path} has changed while it was in use: it had {self.size:,} bytes, and has {size:,} "
@@ -319,10 +319,10 @@ def _reading(path: str) -> Iterator[None]:
         raise unreadable(path, error) from error
 
 
-def _look_at(path: str, descriptor: int | None = None) -> tuple[int, int]:
+def _stat(path: str, descriptor: int | None = None) -> tuple[int, int]:
     """Return the size and the stamp of a file."""
     if is_remote(path):
-        return _look_at_url(path)
+        return _stat_url(path)
     try:
         status = os.stat(path if descriptor is None else descriptor)  # noqa: PTH116 - takes a third of Path.stat
     except (OSError, ValueError) as error:  # ValueError: a null character
@@ -330,7 +330,7 @@ def _look_at(path: str, descriptor: int | None = None) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _look_at_url(url: str) -> tuple[int, int]:
+def _stat_url(url: str) -> tuple[int, int]:
     files, name = file_system(url)
     with _reading(url):
         info: dict[str, Any] = files.info(name)

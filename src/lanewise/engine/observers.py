@@ -149,9 +149,9 @@ class ShownModel:
         model = self._run.training.evaluated_model
         with self._run.evaluation_weights(), self._run.reducer.whole(model):
             if self._callbacks:
-                self._look([self._callbacks[number] for number in due], step, model)
+                self._show([self._callbacks[number] for number in due], step, model)
 
-    def _look(self, callbacks: Sequence[Callback], step: int, model: nn.Module) -> None:
+    def _show(self, callbacks: Sequence[Callback], step: int, model: nn.Module) -> None:
         """Show the model in a way that leaves no trace in the run, and hand on what the callbacks log."""
         epoch, runner = self._run.loader.end_of(step).epoch if step >= 0 else -1, self._run.runner
         logged: list[Media] = []

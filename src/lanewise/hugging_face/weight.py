@@ -6,7 +6,7 @@ from typing import Any, final
 
 import torch
 
-from lanewise.adapt.loss import Looking, rows, spread_samples
+from lanewise.adapt.loss import LossObserver, rows, spread_samples
 from lanewise.engine.evaluation.evaluator import eval_mode
 from lanewise.errors import TaskError
 from lanewise.hugging_face.task import NUM_TARGETS, TrainerParts
@@ -35,28 +35,28 @@ def find_weight(parts: TrainerParts, num_samples: int, device: torch.device) -> 
         TaskError: if it is neither, or draws random numbers without dropout.
     """
     kinds: list[str] = []
-    with eval_mode(parts.model), torch.no_grad(), kept_random_state(), Looking(parts.model) as looking:
+    with eval_mode(parts.model), torch.no_grad(), kept_random_state(), LossObserver(parts.model) as observer:
         for samples in spread_samples(parts.train_dataset, num_samples):
             batch = _Looked(parts, samples, device)
             value, divided = batch.loss(), batch.loss(num_items=_MANY)
             if not value or not math.isfinite(value):  # there are no targets
                 continue
             if not kinds:
-                if not looking.is_sum_of_parts(value, [batch.loss(seed=1)]):
+                if not observer.is_sum_of_parts(value, [batch.loss(seed=1)]):
                     raise TaskError(f"{_WHAT} draws random numbers in evaluation mode. {_REMEDY}")
-                parts.takes_count = looking.is_sum_of_parts(value, [divided * _MANY])
-                if not parts.takes_count and not looking.is_sum_of_parts(value, [divided]):
+                parts.takes_count = observer.is_sum_of_parts(value, [divided * _MANY])
+                if not parts.takes_count and not observer.is_sum_of_parts(value, [divided]):
                     raise TaskError(
                         f"{_WHAT} is {value:g} for num_items_in_batch=1 and {divided:g} for {_MANY}: it must "
                         f"be a sum that is divided by it, or a mean that ignores it. {_REMEDY}"
                     )
-            fitting = [] if looking.reasons else list(batch.fitting(looking.is_sum_of_parts))
+            fitting = [] if observer.reasons else list(batch.fitting(observer.is_sum_of_parts))
             kinds = [kind for kind in kinds if kind in fitting] if kinds else fitting
             if not kinds:
                 raise TaskError(
                     f"{_WHAT} of {len(samples)} samples is not what they add up to one by one, weighted by "
                     "their targets: they influence each other, or have weights of their own"
-                    f"{''.join(looking.reasons[:1])}. {_REMEDY}"
+                    f"{''.join(observer.reasons[:1])}. {_REMEDY}"
                 )
     if not kinds:
         raise TaskError(

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import final
 
-from lanewise.launch.fork_client import SECONDS_BETWEEN_LOOKS, Fork, fork_client
+from lanewise.launch.fork_client import SECONDS_BETWEEN_CHECKS, Fork, fork_client
 from lanewise.processes.watch.channel import STORE_LOST, Beat, Channel, failure_of
 from lanewise.processes.watch.failure import (
     ERROR_FILE_VARIABLE,
@@ -172,7 +172,7 @@ def run_workers(
         while None in (codes := [fork.poll() for fork in forks]) and not any(codes):
             running = [fork.connection for fork, code in zip(forks, codes, strict=True) if code is None]
             is_quiet = not server.wait(running, forks)
-            if is_quiet and place.node == 0 and (stall := silence.look(SECONDS_BETWEEN_LOOKS)):
+            if is_quiet and place.node == 0 and (stall := silence.check(SECONDS_BETWEEN_CHECKS)):
                 return stall
         if not any(codes):
             return None

@@ -102,7 +102,7 @@ class Agreement:
         """The hosts with which it does not go on, and why."""
         self._goes_on = goes_on
 
-    def look(self, *, at_all: bool = False, alone: bool = False) -> None:
+    def check(self, *, at_all: bool = False, alone: bool = False) -> None:
         """Look at everything that must hold before the workers start.
 
         Args:
@@ -110,13 +110,13 @@ class Agreement:
             alone: whether to leave out what needs other hosts.
         """
         at_all = at_all or self.project.elastic is not None
-        for looks in (
+        for checks in (
             (self._hear_hellos,),
             (self._enter,),
             (self._compare_code, self._see, *(() if alone else (self._find_sites, self._share))),
         ):
-            for look in looks:
-                look()
+            for check in checks:
+                check()
             if self.faults and not at_all:
                 return
 
@@ -229,8 +229,8 @@ class Agreement:
                 self.sites[host] = min(reached, key=lambda site: site.interface not in host.interfaces)
             else:
                 unreached[host] = whys
-        looks_again = self.project.elastic is not None and bool(unreached)
-        if looks_again:  # without the one that the most do not reach, unless it may have been busy
+        checks_again = self.project.elastic is not None and bool(unreached)
+        if checks_again:  # without the one that the most do not reach, unless it may have been busy
             worst = max(
                 reversed(unreached), key=lambda host: sum(all(w.values()) for w in unreached[host].values())
             )
@@ -240,7 +240,7 @@ class Agreement:
                 self._find(host, "network", _NO_ADDRESS)
             else:
                 self._find_unreached(host, whys)
-        if looks_again:
+        if checks_again:
             self._find_sites(is_again=True)
 
     def _find_unreached(self, host: RemoteHost, whys: Mapping[RemoteHost, Mapping[Site, str]]) -> None:

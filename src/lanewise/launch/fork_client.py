@@ -47,8 +47,8 @@ _GONE = (
     "the process that workers are forked from was killed, often by the kernel for want of memory: see dmesg."
 )
 
-SECONDS_BETWEEN_LOOKS = 0.5
-_MOST_LOOKS = 10
+SECONDS_BETWEEN_CHECKS = 0.5
+_MOST_CHECKS = 10
 """How often it is looked at a server that is stopped, and has something to tell, before it is killed."""
 _SECONDS_TO_END = 1.0
 """How long a server may take to end what its forks have started; one that is stopped takes for ever."""
@@ -101,7 +101,7 @@ class ForkClient:
         self._process = process
         self._parent_pid = os.getpid()
         self._imported: set[str] = set()
-        self._num_looks = 0
+        self._num_checks = 0
         self._has_forked = False
 
     @classmethod
@@ -150,14 +150,14 @@ class ForkClient:
         Raises:
             LaunchError: the server has long been stopped, and so does not say what it should. It is killed.
         """
-        if wait(connections, SECONDS_BETWEEN_LOOKS):
-            self._num_looks = 0
+        if wait(connections, SECONDS_BETWEEN_CHECKS):
+            self._num_checks = 0
             return True
         table = process_table()
         owes = not forks or any(fork.poll() is None and state_of(fork.pid, table) == ENDED for fork in forks)
         is_stopped = owes and state_of(self.pid, table) == STOPPED
-        self._num_looks = self._num_looks + 1 if is_stopped else 0
-        if self._num_looks > _MOST_LOOKS:
+        self._num_checks = self._num_checks + 1 if is_stopped else 0
+        if self._num_checks > _MOST_CHECKS:
             self.end()
             raise LaunchError(
                 f"the process that workers are forked from (process {self.pid}), {STOPPED}, has not said how "

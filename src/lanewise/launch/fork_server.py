@@ -42,7 +42,7 @@ _MAX_MESSAGE_BYTES = 65536
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """They may be sent to every process of a run. The server does not act on them."""
-_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_BETWEEN_CHECKS = 0.5
 """How often it is looked whether the parent lives, where the kernel does not tell."""
 
 channel: socket.socket | None = None
@@ -110,7 +110,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler it would not wake up poll()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         while True:
-            ready = dict(self._poll.poll(_SECONDS_BETWEEN_LOOKS * 1000 if self._parent is None else None))
+            ready = dict(self._poll.poll(_SECONDS_BETWEEN_CHECKS * 1000 if self._parent is None else None))
             if self._parent in ready or os.getppid() != self._parent_pid:
                 self._end()
             if self._wake_read in ready:

@@ -53,7 +53,7 @@ MARK = "lanewise host: "
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """The variables in which a user names the interface that leads to the other hosts."""
 SECONDS_BETWEEN_BEATS = 0.5
-_LOOKS_PER_BEAT = 5
+_CHECKS_PER_BEAT = 5
 """How often it looks whether the workers train: from then on a signal lets them save."""
 _SECONDS_FOR_THE_FIRST_WORD = 60.0
 _SECONDS_TO_SEE = 100.0
@@ -258,8 +258,8 @@ class HostProcess:
     def _beat(self) -> None:
         while True:
             self._send("beat")
-            for _ in range(_LOOKS_PER_BEAT):
-                time.sleep(SECONDS_BETWEEN_BEATS / _LOOKS_PER_BEAT)
+            for _ in range(_CHECKS_PER_BEAT):
+                time.sleep(SECONDS_BETWEEN_BEATS / _CHECKS_PER_BEAT)
                 self._tell_begun()
 
     def _tell_begun(self) -> None:

@@ -24,7 +24,7 @@ from lanewise.processes.watch.channel import STORE_LOST, failure_of
 from lanewise.processes.watch.failure import LOST_HOST, SILENCE, Failure
 
 _ERASE = "\r\033[K"
-_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_BETWEEN_CHECKS = 0.2
 _SECONDS_BETWEEN_TRIES = 5.0
 _SECONDS_BETWEEN_QUESTIONS = 30.0
 """How often hosts that are not in use are asked whether they can join."""
@@ -137,7 +137,7 @@ class RemoteLauncher(Launcher):
                 continue
             with self.hosts(names) as (hosts, _):
                 agreement = Agreement(hosts, self.project, goes_on=True)
-                agreement.look(alone=True)
+                agreement.check(alone=True)
                 found = [host.name for host in agreement.fit]
             if found and not over.is_set():
                 members.join(found)
@@ -168,7 +168,7 @@ class RemoteLauncher(Launcher):
         while True:
             with self.hosts(members.asked([name for name, _ in self.hosts_named])) as (hosts, events):
                 agreement = Agreement(hosts, self.project, goes_on=goes_on)
-                agreement.look()
+                agreement.check()
                 agreement.leave_out()
                 if not agreement.faults:
                     yield agreement, events
@@ -262,7 +262,7 @@ class _Run:
         deadline = math.inf
         while len(self.ended.keys() | self.gone) < len(self.hosts) and time.monotonic() < deadline:
             with suppress(Empty):
-                self._take(self.events.get(timeout=_SECONDS_BETWEEN_LOOKS))
+                self._take(self.events.get(timeout=_SECONDS_BETWEEN_CHECKS))
             self._pass_wish_on()
             self._look_for_silence()
             if deadline == math.inf and any(self.ended.values()):

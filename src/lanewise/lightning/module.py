@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torchmetrics import MeanMetric
 
-from lanewise.adapt.loss import Looking, rows, spread_samples
+from lanewise.adapt.loss import LossObserver, rows, spread_samples
 from lanewise.adapt.optimizer import BuiltOptimizer
 from lanewise.adapt.overridden import overridden
 from lanewise.adapt.sections import merged, steps_of
@@ -135,7 +135,7 @@ def read(
         optimizer=BuiltOptimizer(optimizer, scheduler, module, steps_per_value),
         metrics={},
     )
-    _look(parts, size)
+    _probe(parts, size)
     return {"task": ModuleTask(parts), **merged({**sections, **parts.optimizer.sections}, overrides)}
 
 
@@ -236,7 +236,7 @@ def _optimizer_of(returned: Any, per_epoch: int) -> tuple[Optimizer, Any, int]:
     return found, options["scheduler"], every
 
 
-def _look(parts: ModuleParts, num_samples: int) -> None:
+def _probe(parts: ModuleParts, num_samples: int) -> None:
     """Look at micro-batches: is the loss a mean over samples, and what does validation log."""
     module = prepared(parts.module, parts.trainer)
 
@@ -250,7 +250,7 @@ def _look(parts: ModuleParts, num_samples: int) -> None:
         return found if found is None or isinstance(found, Loss) else float(found) * of_samples
 
     has_shown = not len(parts.train_dataset)
-    with eval_mode(module), torch.no_grad(), kept_random_state(), Looking(module) as looking:
+    with eval_mode(module), torch.no_grad(), kept_random_state(), LossObserver(module) as observer:
         for samples in spread_samples(parts.train_dataset, num_samples):
             data, size = parts.collate(samples), len(samples)
             whole = loss(data, size)
@@ -259,14 +259,14 @@ def _look(parts: ModuleParts, num_samples: int) -> None:
                 break
             if not whole or not math.isfinite(whole):  # as of samples without targets
                 continue
-            if not has_shown and not looking.is_sum_of_parts(whole, [loss(data, size, seed=1)]):
+            if not has_shown and not observer.is_sum_of_parts(whole, [loss(data, size, seed=1)]):
                 raise TaskError(f"training_step draws random numbers in evaluation mode. {_REMEDY}")
             has_shown = True
             single = [loss(rows(data, size, row), 1) or 0.0 for row in range(size)]
-            if looking.reasons or not looking.is_sum_of_parts(whole, single):
+            if observer.reasons or not observer.is_sum_of_parts(whole, single):
                 raise TaskError(
                     f"the loss of training_step is {whole / size:g} for {size} samples and on average "
-                    f"{sum(single) / size:g} for one of them{''.join(looking.reasons[:1])}: it is no mean "
+                    f"{sum(single) / size:g} for one of them{''.join(observer.reasons[:1])}: it is no mean "
                     f"over samples. {_REMEDY}"
                 )
         if not has_shown:

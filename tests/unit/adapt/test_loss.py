@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lanewise.adapt.loss import Looking, rows, spread_samples
+from lanewise.adapt.loss import LossObserver, rows, spread_samples
 
 
 class Pair(NamedTuple):
@@ -54,14 +54,14 @@ def test_of_samples_that_are_sorted_or_take_turns_there_are_several_classes(clas
 
 def test_sums_are_equal_within_the_rounding_of_the_weights():
     """Losses of a model in bfloat16 were refused, as if they were no means."""
-    looking = Looking(nn.Linear(1, 1))
-    assert looking.is_sum_of_parts(1.0, [0.5, 0.50001])
-    assert not looking.is_sum_of_parts(1.0, [0.5, 0.51])
-    assert looking.is_sum_of_parts(0.0, [])
-    assert not looking.is_sum_of_parts(float("nan"), [1.0])
-    looking = Looking(nn.Linear(1, 1).bfloat16())
-    assert looking.is_sum_of_parts(1.0, [0.5, 0.51])
-    assert not looking.is_sum_of_parts(1.0, [0.5, 0.55])
+    observer = LossObserver(nn.Linear(1, 1))
+    assert observer.is_sum_of_parts(1.0, [0.5, 0.50001])
+    assert not observer.is_sum_of_parts(1.0, [0.5, 0.51])
+    assert observer.is_sum_of_parts(0.0, [])
+    assert not observer.is_sum_of_parts(float("nan"), [1.0])
+    observer = LossObserver(nn.Linear(1, 1).bfloat16())
+    assert observer.is_sum_of_parts(1.0, [0.5, 0.51])
+    assert not observer.is_sum_of_parts(1.0, [0.5, 0.55])
 
 
 OUTPUTS, CLASSES, WEIGHT = torch.randn(4, 3), torch.ones(4, dtype=torch.int64), torch.tensor([1.0, 9.0, 2.0])
@@ -84,6 +84,6 @@ SAID = {
 @pytest.mark.parametrize("said", SAID)
 def test_what_a_loss_is_told_is_noted_where_its_mean_is_none_over_all_targets(said):
     """Of samples of one class a mean by class weights has the value of a plain one."""
-    with Looking(nn.Linear(1, 1)) as looking:
+    with LossObserver(nn.Linear(1, 1)) as observer:
         SAID[said]()
-    assert [text.removeprefix(", as ") for text in looking.reasons] == [said] * bool(said)
+    assert [text.removeprefix(", as ") for text in observer.reasons] == [said] * bool(said)

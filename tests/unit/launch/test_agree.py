@@ -29,7 +29,7 @@ def look(addresses: object, whys: object, project: Project = PROJECT) -> Agreeme
         wire = Scripted(say_hello(addresses=own), answer=answering(answers))
         hosts.append(make_host(wire, first_rank=2 * number, name="abc"[number])[0])
     agreement = Agreement(hosts, project)
-    agreement.look()
+    agreement.check()
     return agreement
 
 
@@ -112,7 +112,7 @@ def meet(project: Project, *sights: dict[str, object], cut: frozenset[str] = fro
         wire = Scripted(say_hello(addresses=[["10.0.0.1", "eth0"]]), answer=answer)
         hosts[name] = make_host(wire, first_rank=2 * number, name=name)[0]
     agreement = Agreement(list(hosts.values()), project, goes_on=goes_on)
-    agreement.look()
+    agreement.check()
     agreement.leave_out()
     return [(host.name, host.first_rank) for host in agreement.hosts], agreement.left_out
 

@@ -221,7 +221,7 @@ def test_forks_end_with_their_server(environment):
 
 
 def test_a_server_that_is_stopped_is_noticed_where_it_has_something_to_tell(environment, monkeypatch):
-    monkeypatch.setattr(module, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_CHECKS", 0.05)
     server = ForkClient.start(environment, [])
     fork, other = (server.run("sleeping", [], environment=environment) for _ in range(2))
     os.kill(server.pid, signal.SIGSTOP)
@@ -241,7 +241,7 @@ def test_a_server_that_is_stopped_is_noticed_where_it_has_something_to_tell(envi
 
 
 def test_a_server_that_is_stopped_before_it_forks_is_noticed(environment, monkeypatch):
-    monkeypatch.setattr(module, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_CHECKS", 0.05)
     server = ForkClient.start(environment, [])
     os.kill(server.pid, signal.SIGSTOP)
     with pytest.raises(LaunchError, match="which is stopped"):

@@ -59,7 +59,7 @@ def doctor(
     with launcher.hosts() as (hosts, _):
         show("looking at the hosts")
         agreement = Agreement(hosts, project)
-        agreement.look(at_all=True)
+        agreement.check(at_all=True)
         clocks = {host.name: clock for host, clock in agreement.ask("clock", _read_clock).items()}
         notes = list(_names_that_lead_nowhere(agreement))
     faults = [*agreement.faults, *judge_clocks(clocks, _HERE)]

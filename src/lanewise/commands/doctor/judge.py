@@ -17,7 +17,7 @@ faulty link usually a tenth."""
 _LEAST_OF_INTERFACE = 0.1
 """A link must reach this part of what the interface is made for: one connection does not fill a fast one."""
 
-_LOOKS = (
+_REMEDY = (
     "Look there at the speed of the interface (`ethtool`), limits (`tc qdisc`) and errors (`ip -s link`), "
     "and at the cable and the port of the switch."
 )
@@ -97,7 +97,7 @@ def judge_links(
         slowest = min(of_end, key=lambda link: link.gbit)
         text = (
             f"it {does} only {slowest.gbit:.3g} Gbit/s {'to' if does == 'sends' else 'from'} {others}, and "
-            f"{least(slowest)[1]}. {_LOOKS}{_where_else(does, others, len(of_end), len(names))}"
+            f"{least(slowest)[1]}. {_REMEDY}{_where_else(does, others, len(of_end), len(names))}"
         )
         yield Fault(names[end], "link", text)
 

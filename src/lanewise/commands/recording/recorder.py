@@ -71,18 +71,18 @@ class StepRecorder:
         """Look at the gradient; where only a closure gives it, at the first one that the closure gives."""
         this, closure = (*arguments, None)[:2]
         if closure is None or any(weight.grad is not None for weight in self._model.parameters()):
-            self._look()
+            self._note()
             return None
 
-        def look_once() -> Any:
+        def note_once() -> Any:
             loss = closure()
             if not self._at_update:  # it asks for the first time
-                self._look()
+                self._note()
             return loss
 
-        return (this, look_once), {}
+        return (this, note_once), {}
 
-    def _look(self) -> None:
+    def _note(self) -> None:
         named = [*self._model.named_parameters()]
         now = tensor_digests(named)
         self._at_update = {

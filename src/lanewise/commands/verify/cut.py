@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 
 from lanewise.commands.verify.interaction import where_samples_interact
-from lanewise.commands.verify.looks import looks
 from lanewise.commands.verify.probed_run import ProbedRun
+from lanewise.commands.verify.time_limit import in_time
 from lanewise.data import digest
 from lanewise.errors import TaskError
 from lanewise.processes.world.encode import real_view
@@ -82,7 +82,7 @@ def _probe_cut(probed: ProbedRun, changed_buffers: Sequence[str]) -> CutProbe:
         return CutProbe(why_not=f"in evaluation mode the loss of equal samples changes, as it {why}{remedy}")
     cut_short: list[str] = []
     several = islice(chain([samples], micro_batches), _NUM_MICRO_BATCHES)
-    for others in looks(several, cut_short, "micro-batches that are cut into samples"):
+    for others in in_time(several, cut_short, "micro-batches that are cut into samples"):
         found = replace(_compare_cuts(probed, others, 1), cut_short=cut_short)
         if found.influence:  # samples of one class may show none
             break

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lanewise.commands.verify.looks import looks
 from lanewise.commands.verify.probed_run import ProbedRun, chosen
+from lanewise.commands.verify.time_limit import in_time
 from lanewise.config import BatchConfig
 from lanewise.data import LaneReader
 from lanewise.engine.evaluation.eval_set import IndexedSet
@@ -91,7 +91,7 @@ def _compare_cuts(probed: ProbedRun, reader: LaneReader, num_samples: int, found
     of_means: _Values = {}
     of_cuts: _Values = {}
     what = f"pairs of samples of {reader.eval_dataset}, for its metrics"
-    for first in looks(range(num_samples - 1), found.cut_short, what):
+    for first in in_time(range(num_samples - 1), found.cut_short, what):
         other = first + 1
         try:
             with warnings.catch_warnings():

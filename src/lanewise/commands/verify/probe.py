@@ -16,10 +16,10 @@ from lanewise.commands.verify.hidden import (
     numbers_that_matter,
     probe_generators,
 )
-from lanewise.commands.verify.looks import looks
 from lanewise.commands.verify.operators import Call, Divergence, first_divergence, recording
 from lanewise.commands.verify.probed_run import ProbedRun, evaluate_batch
 from lanewise.commands.verify.read import Reads, look_further, probe_reads
+from lanewise.commands.verify.time_limit import in_time
 from lanewise.config import RunConfig
 from lanewise.data import digest
 from lanewise.engine.evaluation.evaluator import eval_mode
@@ -209,7 +209,7 @@ def _probe_history(
 
     def ways() -> Iterator[str]:
         """Do something else before each run, and say what it was."""
-        for number in looks(range(_NUM_AGAIN), cut_short, "runs of the first lane's micro-batch"):
+        for number in in_time(range(_NUM_AGAIN), cut_short, "runs of the first lane's micro-batch"):
             yield f"run {number + 3} times"
         probed.run(probed.other_turn, other)
         yield "run after another micro-batch"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lanewise.commands.verify.hidden import changed, hidden_state, numbers_that_matter
-from lanewise.commands.verify.looks import looks
 from lanewise.commands.verify.probed_run import ProbedRun, chosen
+from lanewise.commands.verify.time_limit import in_time
 from lanewise.data import digest, opaque_types, read_turns
 
 _NUM_SAMPLES = 32
@@ -121,7 +121,7 @@ def look_further(reads: Reads, probed: ProbedRun, *, has_workers: bool) -> Reads
         of_worker = digest(batch.data)
     cut_short: list[str] = []
     first = range(min(probed.num_samples, _NUM_OTHERS))
-    indices = looks(first, cut_short, "samples that another process may have moved")
+    indices = in_time(first, cut_short, "samples that another process may have moved")
     others = {f"sample {index}": digest(probed.reader.read(0, (index,))) for index in indices}
     left_out, is_by_content = _left_out(probed)
     return replace(

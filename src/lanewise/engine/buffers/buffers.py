@@ -23,7 +23,7 @@ from lanewise.engine.buffers.pack import (
     BufferPack,
     BufferPlace,
     Form,
-    PackLook,
+    PackSnapshot,
     as_meta,
     forms_of,
     kind_of,
@@ -45,16 +45,16 @@ class _Lane:
 
     turn: LaneTurn
     num_samples: int
-    looks: dict[int, PackLook]
+    held: dict[int, PackSnapshot]
     """What the packs hold, by their numbers; after `drop_unchanged` without unchanged packs."""
     changes: Callable[[], Sequence[float]]
     """Waits for the lane's forward, and returns the change of each pack: 0, CHANGED or RESHAPED."""
 
     def drop_unchanged(self) -> None:
         """Free the copies of the packs that did not change. Waits for the lane's forward."""
-        if self.looks:
+        if self.held:
             changes = self.changes()
-            self.looks = {number: look for number, look in self.looks.items() if changes[number]}
+            self.held = {number: one for number, one in self.held.items() if changes[number]}
 
 
 @final
@@ -152,13 +152,13 @@ class LaneBuffers:
         if not turn.positions or (len(turn.present) == 1 and self._is_one_device):
             self._lanes.append(_Lane(turn, num_samples, {}, lambda: ()))
             return
-        looks = [packs[len(self._lanes) % len(packs)].look() for packs in self._packs]
+        held = [packs[len(self._lanes) % len(packs)].snapshot() for packs in self._packs]
         kept = {
-            number: look._replace(values=None if look.values is None else look.values.to(self._world.device))
-            for number, look in enumerate(looks)
-            if isinstance(look.change, torch.Tensor) or look.change
+            number: one._replace(values=None if one.values is None else one.values.to(self._world.device))
+            for number, one in enumerate(held)
+            if isinstance(one.change, torch.Tensor) or one.change
         }
-        self._lanes.append(_Lane(turn, num_samples, kept, self._add_changes([look.change for look in looks])))
+        self._lanes.append(_Lane(turn, num_samples, kept, self._add_changes([one.change for one in held])))
 
     def _add_changes(self, changes: Sequence[float | torch.Tensor]) -> Callable[[], Sequence[float]]:
         """Merge a lane's change of each pack into `changes`; return a function that waits for its values."""
@@ -237,8 +237,8 @@ class LaneBuffers:
         """Return the values of a pack after a lane of this process; some lane of the step changed it."""
         assert self._packs is not None
         start = self._packs[number][0].start
-        look = lane.looks.get(number)
-        value = look.values if look is not None else None if start is None else start.clone()
+        one = lane.held.get(number)
+        value = one.values if one is not None else None if start is None else start.clone()
         assert value is not None
         return value
 
@@ -253,7 +253,7 @@ class LaneBuffers:
         assert self._packs is not None
         packs = {number: self._packs[number][0] for number in numbers}
         local = [
-            {number: as_meta(lane.looks[number].forms if number in lane.looks else pack.forms)}
+            {number: as_meta(lane.held[number].forms if number in lane.held else pack.forms)}
             for lane in lanes
             for number, pack in packs.items()
         ]

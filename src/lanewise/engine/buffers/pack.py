@@ -46,7 +46,7 @@ Kind: TypeAlias = tuple[int, torch.dtype]
 """The number of elements of a pack, and their dtype."""
 
 
-class PackLook(NamedTuple):
+class PackSnapshot(NamedTuple):
     """The buffers of a pack after the forward of a lane."""
 
     change: float | torch.Tensor
@@ -147,11 +147,11 @@ class BufferPack:
         if tensors:
             torch._foreach_copy_(tensors, self._starts)  # one call instead of many
 
-    def look(self) -> PackLook:
+    def snapshot(self) -> PackSnapshot:
         """Compare the buffers with the start of the step; return a copy too, unless surely none changed."""
         if self._shares:
             if self._is_untouched:
-                return PackLook(0.0, None, self.forms)
+                return PackSnapshot(0.0, None, self.forms)
             self._shares = False
         now = self._now()
         forms, tensors = forms_of(now), [tensor for tensor in now if tensor is not None]
@@ -159,9 +159,9 @@ class BufferPack:
         change: float | torch.Tensor = RESHAPED
         if forms == self.forms:
             if flat is None or self.start is None or (flat.is_cpu and torch.equal(flat, self.start)):
-                return PackLook(0.0, None, forms)
+                return PackSnapshot(0.0, None, forms)
             change = CHANGED if flat.is_cpu else (flat != self.start).any()
-        return PackLook(change, flat.clone() if flat is not None and len(tensors) == 1 else flat, forms)
+        return PackSnapshot(change, flat.clone() if flat is not None and len(tensors) == 1 else flat, forms)
 
     def end_step(self, *, is_changed: bool) -> None:
         """Learn whether a lane changed a large one, and let go of shared memory before others write."""

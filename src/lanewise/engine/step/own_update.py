@@ -61,7 +61,7 @@ class OwnUpdate:
         numbers = totals.loss, totals.weight, num_samples
         step = UpdatedStep(gathered, joined_totals, *numbers, self._task.progress)
         set_random_state(_SEEDS[self._name](self._seed, turn.step))
-        before = self._look()
+        before = self._forms()
         with torch.no_grad(), noting(lambda: f"in {self._name} of step {turn.step + 1}"):
             try:
                 getattr(self._task, self._name)(self._model, step)
@@ -73,7 +73,7 @@ class OwnUpdate:
                         "with gathered rows in a buffer, which every process has whole."
                     )
                 raise
-        now = self._look()
+        now = self._forms()
         for name in [*before, *now]:
             if before.get(name) != now.get(name):
                 raise TaskError(
@@ -86,7 +86,7 @@ class OwnUpdate:
             named = {f"gradient of {name}": one.grad for name, one in self._model.named_parameters()}
             require_equal(named, self._world, turn.step)
 
-    def _look(self) -> dict[str, Any]:
+    def _forms(self) -> dict[str, Any]:
         """Return the forms, which must be as they were."""
         kept: dict[str, Any] = {}
         for name, parameter in self._model.named_parameters():

@@ -32,7 +32,7 @@ _TOLERANCE = 1e-2
 """How much norms of both runs may differ where the device adds in any order: some roundings of 16 bits."""
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-_Look: TypeAlias = Sequence[str | float]
+_Fingerprint: TypeAlias = Sequence[str | float]
 """What is remembered of values: digests and norms."""
 
 
@@ -101,7 +101,7 @@ class _Call:
         self._arguments: _Arguments | None = arguments
         """What the first run gets, which may put something into a list or a dict of the caller's."""
         self._compares = block.compares
-        self._looks: dict[str, _Look] = {}
+        self._fingerprints: dict[str, _Fingerprint] = {}
         """What the first run got and returned looks like, by what to say if the second run's differ."""
         self._set_random_state, self._progress = take_random_state(), PROGRESS.get()
         modules = list(block.module.modules())
@@ -215,8 +215,8 @@ class _Call:
         """Require that values look the same in all runs."""
         if not self._compares:
             return
-        look = _look_at(values)
-        if not _are_equal(self._looks.setdefault(otherwise, look), look):
+        found = _fingerprint(values)
+        if not _are_equal(self._fingerprints.setdefault(otherwise, found), found):
             raise TaskError(f"{self._block} {otherwise}, {_REMEDY}.")
 
 
@@ -232,18 +232,18 @@ _OTHER_OUTPUTS = (
 )
 
 
-def _look_at(values: Any) -> _Look:
+def _fingerprint(values: Any) -> _Fingerprint:
     """Return digests of values, and norms of those tensors that the device may not compute equally again."""
     tensors: list[torch.Tensor] = []
-    look: list[str | float] = [digest(values, tensors=tensors)]
+    found: list[str | float] = [digest(values, tensors=tensors)]
     with torch.no_grad():
         for tensor in tensors:
             sparse = tensor.to_sparse_coo() if tensor.layout in _SPARSE else None
             # The public methods want them coalesced.
             parts = [tensor] if sparse is None else [sparse._indices(), sparse._values()]  # noqa: SLF001
             repeats = tensor.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
-            look += map(digest if repeats else _norm, parts)
-    return look
+            found += map(digest if repeats else _norm, parts)
+    return found
 
 
 def _norm(tensor: torch.Tensor) -> float:
@@ -255,7 +255,7 @@ def _norm(tensor: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor, dtype=dtype))
 
 
-def _are_equal(first: _Look, second: _Look) -> bool:
+def _are_equal(first: _Fingerprint, second: _Fingerprint) -> bool:
     return len(first) == len(second) and all(map(_is_equal, first, second))
 
 

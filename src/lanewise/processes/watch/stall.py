@@ -98,7 +98,7 @@ class Silence:
         self._numbers: dict[int, int] = {}
         self._seconds = 0.0
 
-    def look(self, seconds: float) -> Failure | None:
+    def check(self, seconds: float) -> Failure | None:
         """Return the failure if no rank has said anything for longer than it may make no progress.
 
         Args:

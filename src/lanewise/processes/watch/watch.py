@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 SAVING = "lanewise checkpoint"
 """The name of the threads that write checkpoints."""
-_SECONDS_BETWEEN_LOOKS = 0.25
-_LONGEST_LOOK_SECONDS = 4.0
-"""How much time a look counts for at most: it may wait for a store which does not answer."""
+_SECONDS_BETWEEN_CHECKS = 0.25
+_LONGEST_CHECK_SECONDS = 4.0
+"""How much time a check counts for at most: it may wait for a store which does not answer."""
 _SECONDS_FOR_OTHERS = 300.0
 """How long the others may take for what they do after this process, such as to learn of the last save."""
 _SECONDS_TO_END = 8.0
-_LOOKS_TO_REPORT = 60
-"""How many looks later another rank reports a stall, if the rank that began to has ended."""
+_CHECKS_TO_REPORT = 60
+"""How many checks later another rank reports a stall, if the rank that began to has ended."""
 
 
 @final
@@ -61,8 +61,8 @@ class Watch:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._note: object = None
-        self._age_seconds, self._last_look = 0.0, time.monotonic()
-        self._num_pieces = self._num_beats = self._looks_since_stall = self._looks_without_store = 0
+        self._age_seconds, self._last_check = 0.0, time.monotonic()
+        self._num_pieces = self._num_beats = self._checks_since_stall = self._checks_without_store = 0
         self._halfway: dict[int, Beat] | None = None
         """What all ranks said when half of the time in which this one may make no progress had passed."""
 
@@ -75,8 +75,8 @@ class Watch:
         }
         if self._channel is not None and (over := self._channel.over()):
             self._end(over)  # a further start would come to the same end
-        self._look()
-        self._thread = threading.Thread(target=self._look_again_and_again, name="watch", daemon=True)
+        self._check()
+        self._thread = threading.Thread(target=self._check_again_and_again, name="watch", daemon=True)
         self._thread.start()
 
     def meet(self) -> None:
@@ -97,7 +97,7 @@ class Watch:
         heartbeat.note = (DONE, heartbeat.step, None)
         leave()
         if self._channel is not None and self._channel.keeps_store:
-            self._channel.linger(_SECONDS_FOR_OTHERS)  # while the thread looks on
+            self._channel.linger(_SECONDS_FOR_OTHERS)  # while the thread goes on
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -174,15 +174,15 @@ class Watch:
             logger.error("%s", text, extra={"is_for_console_only": True})
         logging.shutdown()
 
-    def _look_again_and_again(self) -> None:
-        while not self._closed.wait(_SECONDS_BETWEEN_LOOKS):
-            self._look()
+    def _check_again_and_again(self) -> None:
+        while not self._closed.wait(_SECONDS_BETWEEN_CHECKS):
+            self._check()
         if self._channel is not None:
             with suppress(StoreLostError):
                 self._channel.beat(self._beat())  # that it is done
                 self._channel.linger()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._measure_age()
         beat = self._beat()
         try:
@@ -190,12 +190,12 @@ class Watch:
                 self._talk(self._channel, beat)
             if beat.is_late:
                 self._examine(beat)
-            self._looks_without_store = 0
+            self._checks_without_store = 0
         except StoreLostError as lost:
-            self._looks_without_store += 1
+            self._checks_without_store += 1
             if lost.has_ended and beat.note[0] in (DONE, OWN_CODE):
                 self._closed.set()  # who ended may have done its part; if not, the next step will show it
-            elif lost.has_ended or (beat.is_late and self._looks_without_store > 1):
+            elif lost.has_ended or (beat.is_late and self._checks_without_store > 1):
                 self._end(Failure.of(lost, self._rank))
 
     @property
@@ -206,7 +206,7 @@ class Watch:
     def _measure_age(self) -> None:
         """Add up the time since the last progress, but for that in which this process was stopped."""
         note, num_pieces, now = heartbeat.note, heartbeat.num_pieces, time.monotonic()
-        seconds, self._last_look = min(now - self._last_look, _LONGEST_LOOK_SECONDS), now
+        seconds, self._last_check = min(now - self._last_check, _LONGEST_CHECK_SECONDS), now
         is_same = note is self._note and num_pieces == self._num_pieces  # a new note may say the same again
         self._note, self._num_pieces = note, num_pieces
         self._age_seconds = self._age_seconds + seconds if is_same else 0.0
@@ -253,8 +253,8 @@ class Watch:
         alive = beats.keys() - lost.keys()
         if not all(beats[rank].is_late for rank in alive):
             return
-        self._looks_since_stall += 1
-        if self._channel.ask() or self._looks_since_stall > _LOOKS_TO_REPORT:
+        self._checks_since_stall += 1
+        if self._channel.ask() or self._checks_since_stall > _CHECKS_TO_REPORT:
             self._channel.answer(gather_evidence(beats))
             evidence = self._channel.evidence(alive)
             failure = describe_stall(beats, lost, evidence, limit, self._channel.absent())

@@ -83,7 +83,7 @@ def pack_of_a_step_without_change(buffer: torch.Tensor) -> tuple[nn.Module, Buff
     model = nn.Module()
     model.register_buffer("queue", buffer)
     (pack,) = pack_buffers([model])
-    assert pack.look().change == 0.0
+    assert pack.snapshot().change == 0.0
     pack.end_step(is_changed=False)
     pack.note_start()
     return model, pack
@@ -98,7 +98,7 @@ def test_a_large_buffer_that_lanes_only_read_is_neither_copied_nor_compared():
     inputs = torch.ones(2, 100, requires_grad=True)
     (inputs @ model.queue.T + model.queue[[3, 5]].sum()).sum().backward()
     torch.cdist(inputs, model.queue).argmin(dim=1)
-    assert pack.look().values is None
+    assert pack.snapshot().values is None
     pack.reset()
     assert address(model.queue) == address(pack.start)
 
@@ -135,15 +135,15 @@ def test_no_way_to_write_it_is_missed(write):
     model, pack = pack_of_a_step_without_change(torch.randn(30_000))
     start = model.queue.clone()
     write(model)
-    look = pack.look()
-    assert look.change == CHANGED
-    assert torch.equal(look.values, model.queue)
+    snapshot = pack.snapshot()
+    assert snapshot.change == CHANGED
+    assert torch.equal(snapshot.values, model.queue)
     pack.reset()
     assert torch.equal(model.queue, start)
     pack.end_step(is_changed=True)
     pack.note_start()
     model.queue.data.add_(1)
-    assert pack.look().change == CHANGED
+    assert pack.snapshot().change == CHANGED
 
 
 def test_a_view_that_was_made_before_still_writes_the_buffer():
@@ -153,12 +153,12 @@ def test_a_view_that_was_made_before_still_writes_the_buffer():
     first.zero_()
     through_data[1].zero_()
     assert not model.queue[:2].any()
-    assert pack.look().change == CHANGED
+    assert pack.snapshot().change == CHANGED
 
 
 def test_memory_that_cannot_be_shared_is_compared():
     model, pack = pack_of_a_step_without_change(torch.from_numpy(np.zeros(30_000)))
     model.queue[3] = 1.0
-    assert pack.look().change == CHANGED
+    assert pack.snapshot().change == CHANGED
     pack.reset()
     assert not model.queue.any()

@@ -80,13 +80,13 @@ def test_a_launcher_notices_that_all_ranks_are_silent(limit, monkeypatch):
     monkeypatch.setattr(module, "state_of", lambda *_: "which is stopped (SIGSTOP)")
     channels = make_channels(2)
     silence = Silence(channels[0])
-    assert silence.look(5.0) is None  # nobody has said anything yet
+    assert silence.check(5.0) is None  # nobody has said anything yet
     for number in (1, 2):  # one that still speaks is not silent
         channels[0].beat(make_beat(number, limit_seconds=limit))
         channels[1].beat(make_beat(1, limit_seconds=limit))
-        assert silence.look(5.0) is None
-    assert silence.look(1.5) is None
-    stall = silence.look(1.5)
+        assert silence.check(5.0) is None
+    assert silence.check(1.5) is None
+    stall = silence.check(1.5)
     if limit is None:
         assert stall is None
     else:

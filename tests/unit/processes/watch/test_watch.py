@@ -30,7 +30,7 @@ class EndedError(Exception):
 def beating(monkeypatch):
     beating = Heartbeat()
     monkeypatch.setattr(module, "heartbeat", beating)
-    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LOOKS", 0.02)
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_CHECKS", 0.02)
     monkeypatch.setattr(module, "is_debugged", lambda: False)
     return beating
 
@@ -146,7 +146,7 @@ def test_one_that_says_nothing_for_a_moment_is_not_silent(beating, monkeypatch):
         one.beat(make_beat(number, note=("forward", 17, 3), age_seconds=1.0, limit_seconds=10.0))
         monkeypatch.setattr(watch, "_measure_age", lambda: None)
         watch._age_seconds = seconds
-        watch._look()
+        watch._check()
     assert ended == []
 
 
@@ -162,7 +162,7 @@ def test_rank_0_hears_of_a_rank_that_ended_while_it_waits_for_a_checkpoint_or_at
     monkeypatch.setattr(watch, "_end", ended.append)
     one.beat(make_beat())  # of a process that does not exist
     beating.note = note
-    watch._look()
+    watch._check()
     if note[0] == OWN_CODE:
         assert ended == []
         return

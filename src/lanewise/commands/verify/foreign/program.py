@@ -42,7 +42,7 @@ _TAIL_BYTES = 2**18
 """How much of the end of the output is looked at: it may have printed gigabytes."""
 _ENDED_BY_TORCHRUN = re.compile(r"^[EW]\d{4} .*torch/distributed/elastic", re.MULTILINE)
 """Begins what torchrun says after a rank has failed, which is long and says less than the rank."""
-_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_CHECKS = 0.1
 _GRACE_SECONDS = 40
 """Of which torchrun gives 30 to what it has started."""
 _PATIENCE_SECONDS = 60
@@ -185,7 +185,7 @@ def _wait(process: "Popen[bytes]", files: Sequence[Path]) -> None:
             since = time.monotonic()
         if since is not None and time.monotonic() > since + _PATIENCE_SECONDS:
             return
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(_SECONDS_BETWEEN_CHECKS)
 
 
 def _end(process: "Popen[bytes]") -> None:

@@ -65,7 +65,7 @@ class ChangedParameters(Look):
         """Collective where parameters are sharded."""
         self._replica = -1
         if self._before is None:
-            self._before = self._look()
+            self._before = self._states()
             sums = {name: state.checksum for name, state in zip(self._named, self._before, strict=True)}
             if own := {name: sums[name] for name, parameter in self._named.items() if is_sharded(parameter)}:
                 of_ranks = self._world.all_gather_tree(own)
@@ -89,7 +89,7 @@ class ChangedParameters(Look):
     def _require_unchanged(self, turn: LaneTurn, where: str) -> None:
         assert self._before is not None
         first = turn.lane - self._replica  # of the round
-        for name, before, now in zip(self._named, self._before, self._look(), strict=True):
+        for name, before, now in zip(self._named, self._before, self._states(), strict=True):
             if now != before:
                 self._refuse(name, turn._replace(lane=first), where)
         for lane, replica in enumerate(self._reducer.replicas[1:], first + 1):
@@ -103,7 +103,7 @@ class ChangedParameters(Look):
             if is_other or (is_there and checksums([parameter]) != [self._whole[name]]):
                 self._refuse(name, turn, where)
 
-    def _look(self) -> list[_State]:
+    def _states(self) -> list[_State]:
         """Return the state of the part of each parameter that this process has. Waits for the device."""
         named: Iterable[Any] = self._named.values()
         with torch.no_grad():

@@ -41,7 +41,7 @@ class EqualState(Look):
         self._is_updated = turn.step > self._first_step
         if self._is_updated:
             require_equal_state(self._model, self._world, turn.step - 1)
-        self._sums = self._look()
+        self._sums = self._checksums()
 
     def after_forward(self, turn: LaneTurn, loss: LaneLoss | None) -> None:
         self._require_unwritten(turn, "forward or the loss")
@@ -52,13 +52,13 @@ class EqualState(Look):
     def finish(self, totals: StepTotals) -> bool:
         return self._is_updated
 
-    def _look(self) -> dict[str, int]:
+    def _checksums(self) -> dict[str, int]:
         places = self._step_state[0] if self._step_state else ()
         tensors = {place.name: place.tensor for place in places if place.tensor is not None}
         return dict(zip(tensors, checksums(tensors.values()), strict=True))
 
     def _require_unwritten(self, turn: LaneTurn, where: str) -> None:
-        for name, total in self._look().items():
+        for name, total in self._checksums().items():
             if total != self._sums.get(name):
                 raise TaskError(
                     f"buffer {name} changed in the {where} of lane {turn.lane} in step {turn.step + 1}, and "

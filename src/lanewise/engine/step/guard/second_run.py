@@ -38,7 +38,7 @@ from lanewise.processes.device.nested import copied, map_leaves
 from lanewise.processes.device.random_state import kept_random_state
 from lanewise.reduce import Reducer
 
-NUM_LOOKS = 2
+NUM_PASSES = 2
 """In how many passes a lane runs again."""
 NUM_RUNS = 2
 """How often it does: of two runs the gradients are compared too."""
@@ -62,7 +62,7 @@ class SecondRun(Look):
     ) -> None:
         self._reducer, self._buffers, self._others = reducer, buffers, others
         self._tolerance = 0.0 if equality == "exact" else 1e-4
-        self._num_left = NUM_LOOKS
+        self._num_left = NUM_PASSES
         self._lane: Any = None
         """The first lane that has samples, with a copy of its data until it has run again."""
         self._results: list[list[float]] = []
@@ -70,7 +70,7 @@ class SecondRun(Look):
         self._before: dict[str, str] = {}
 
     def begin(self, turn: LaneTurn) -> None:
-        self._lane, self._results, self._before = None, [], self._look()
+        self._lane, self._results, self._before = None, [], self._digests()
 
     def before_forward(self, turn: LaneTurn, lane: Any) -> None:
         is_wanted = self._lane is None and not self._reducer.forward_is_collective
@@ -130,7 +130,7 @@ class SecondRun(Look):
             return numbers
         return []
 
-    def _look(self) -> dict[str, str]:
+    def _digests(self) -> dict[str, str]:
         """Return a digest of all that can be reached, by name."""
         found: dict[str, str] = {}
         for held in walk(self._reducer.model, self._others, into_datasets=False):
@@ -145,7 +145,7 @@ class SecondRun(Look):
         are_close = partial(math.isclose, rel_tol=self._tolerance, abs_tol=self._tolerance * scale)
         if all(all(map(are_close, *both)) for both in pairwise(results)):
             return
-        now = self._look()
+        now = self._digests()
         changed = [name for name in now | self._before if now.get(name) != self._before.get(name)]
         # What began to exist in the pass is more often a result than a cause.
         names = sorted(changed, key=lambda name: (name not in self._before, name))

@@ -27,7 +27,7 @@ REFUSED_MODULES = {
 }
 WRAPPERS = re.compile(r"^(module\.|_orig_mod\.|_forward_module\.)*")
 """What wrappers put before the names of parameters."""
-SECONDS_BETWEEN_LOOKS = 0.05
+SECONDS_BETWEEN_CHECKS = 0.05
 MOST_WATCHED = 8
 """Parameters that are watched for an update by hand."""
 
@@ -341,5 +341,5 @@ class Observer:
         """Wait until all ranks have written, and end this process."""
         files = [self.folder / f"{rank}.pt" for rank in range(self.world_size)]
         while not all(file.exists() for file in files):
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(SECONDS_BETWEEN_CHECKS)
         os._exit(0)
