@@ -41,14 +41,14 @@ def test_other_lines_are_different_whatever_was_configured(runs, capsys):
     assert main(["diff", *map(str, runs)]) == 0
     (runs[1] / "metrics.jsonl").write_text(json.dumps(LINE | {"train/loss": 0.6}) + "\n")
     assert main(["diff", *map(str, runs)]) == 1
-    *_, setting, _, samples, digests, metrics, result = capsys.readouterr().out.splitlines()
-    assert setting.split() == ["config.train.seed", "0", "[red]1", "1", "to", "4"]
-    assert [samples, digests] == [f"{name}: not known of any step of both" for name in ("samples", "digests")]
-    assert metrics == "metrics: unequal at step 4: train/loss"
+    *_, setting, _, metrics, result = capsys.readouterr().out.splitlines()
+    assert setting.split() == ["config.train.seed", "0", "[red]1", "1"]
+    assert metrics == "metrics: unequal at step 4: train/loss over 4 steps"
     assert result == "different, as runs in close may be by rounding"
     assert main(["diff", *map(str, runs), "--json", "-"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["metrics"] == {"last_equal": 0, "first_unequal": 4, "names": ["train/loss"]}
+    metrics = found["comparison"]["parts"]["metrics"]
+    assert (metrics["first_unequal"], metrics["unequal"]) == (4, {"train/loss over 4 steps": [0.5, 0.6]})
     assert (found["same"], found["causes"], found["failure"]) == (False, [], None)
 
 
