@@ -241,7 +241,7 @@ def test_the_example_of_the_tutorial_is_that_which_init_makes():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(400)
 def test_the_commands_of_the_readme_run_and_leave_the_same_model(tmp_path):
     models = {}
 

@@ -185,7 +185,7 @@ MATRIX = (
         phase="save",
         fault="none",
         # It is full while step 12 is saved; steps go on meanwhile, and metrics may be the first to meet it.
-        says=("No space left on device", r"\bstep 1[2-6]\b"),
+        says=("No space left on device", r"\bstep 12\b|metrics.jsonl .*\n?.*after step 1[3-6]\b"),
         init_args={"step": 11, "ballast_mib": 3},
         is_of_all=True,
         disk_mib=8,

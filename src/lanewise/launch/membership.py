@@ -13,10 +13,6 @@ RESIZED = "resized"
 """The kind of a failure that is none: the run was saved and stopped, as hosts come or go."""
 _MORE_STARTS = 3
 """How many more starts than `max_restarts` count: of those that follow from a lost host, or a bad one."""
-_TOO_OFTEN = (
-    "\n{} starts failed, or saved nothing before a host was lost; distributed.max_restarts + 3 may. "
-    "Save more often (checkpoint.every), or raise distributed.max_restarts; --resume goes on."
-)
 _SECONDS_BETWEEN_JOINS = 600.0
 _SECONDS_AFTER_A_JOIN = 3600.0
 """When a host is asked again that seemed fit by itself, and was not in the start that was made for it."""
@@ -157,7 +153,12 @@ class Members:
             self.leave_out(host, "it ended two starts running", math.inf)
         self._before = host, failure
         if self._num_counted == most:
-            _give_up(failure, "" if self.min_hosts is None else _TOO_OFTEN.format(most + 1))
+            why = (
+                f"\n{most + 1} starts failed, or saved nothing before a host was lost; "
+                f"distributed.max_restarts + {_MORE_STARTS} may. Save more often "
+                "(checkpoint.every), or raise distributed.max_restarts; --resume goes on."
+            )
+            _give_up(failure, "" if self.min_hosts is None else why)
         self._num_counted += 1
         return f"starting again, {self._num_counted} of {most} times: {failure.summary}"
 
