@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lanewise.commands.bench.job import BenchJob
+from lanewise.commands.bench.job import LEAST_ROUNDS
 from lanewise.commands.jobs.train import TrainJob
 from lanewise.commands.plan.formulas import peak_memory
 from lanewise.commands.plan.measure import largest_batch, measure
@@ -34,6 +34,7 @@ from lanewise.processes.device.determinism import set_determinism
 from lanewise.runs.dir import RunDir
 from lanewise.testing import run_distributed
 from tests.distributed import kinds
+from tests.distributed.commands.test_bench import measure as turns
 from tests.distributed.commands.test_plan import load_example, train_and_measure
 from tests.distributed.contrastive import ByRows, Contrastive
 from tests.distributed.engine.test_activation_checkpointing import Checkpointed
@@ -194,18 +195,13 @@ def test_verify_finds_the_layouts_equal(tmp_path):
         assert not layouts[-1].differences
 
 
-def bench(world: Any, config: RunConfig) -> Any:
-    """Measure as `lanewise bench` does."""
-    set_determinism("exact", threads=1)
-    return BenchJob(config, seconds=0.0).run(world)
-
-
 @pytest.mark.parametrize("layout", ["single", "ddp"])
 def test_bench_measures_the_device(layout):
     config = on(layout, configure(Words, num_lanes=4, steps=20))
-    found = run(bench, LAYOUTS[layout].num_processes or 1, config, order="last")[0].value
-    assert len({first["model"] for first in found["firsts"]}) == 1
-    assert found["rounds"]
+    firsts, rounds = run(turns, LAYOUTS[layout].num_processes or 1, config, order="last")[0].value
+    assert len({first.model for first in firsts}) == 1
+    assert all(turn.seconds > 0 for each in rounds for turn in each)
+    assert len(rounds) == LEAST_ROUNDS
 
 
 def most_bytes(world: Any, config: RunConfig, batch: LaneBatch) -> int:
