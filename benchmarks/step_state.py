@@ -85,7 +85,8 @@ class ByHand(MoCo):
     after_update = Task.after_update
 
     def __init__(self) -> None:
-        self.keys: dict[float, torch.Tensor] = {}  # by the first number of a lane: the first step runs it twice
+        # By the first number of a lane: the first step runs some lanes a second time.
+        self.keys: dict[float, torch.Tensor] = {}
         self.queue = new_queue()
 
     def build_model(self) -> nn.Module:
