@@ -44,7 +44,7 @@ def test_other_lines_are_different_whatever_was_configured(runs, capsys):
     *_, setting, _, metrics, result = capsys.readouterr().out.splitlines()
     assert setting.split() == ["config.train.seed", "0", "[red]1", "1"]
     assert metrics == "metrics: unequal at step 4: train/loss over 4 steps"
-    assert result == "different, as runs in close may be by rounding"
+    assert result == "different, as runs in close may be by rounding, or by what differs above"
     assert main(["diff", *map(str, runs), "--json", "-"]) == 1
     found = json.loads(capsys.readouterr().out)
     metrics = found["comparison"]["parts"]["metrics"]
