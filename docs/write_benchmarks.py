@@ -25,10 +25,7 @@ NAMES = {
     "ConvNet, 4 x 16": "MNIST ConvNet, 4 micro-batches of 16",
     "GPT, 4 x 8": "character GPT, 4 micro-batches of 8",
 }
-WHY = (
-    "In a step that costs almost nothing lanewise sets the state of all random generators for each lane; "
-    "a loop by hand sets none."
-)
+WHY = "For each lane lanewise seeds all random generators, a loop by hand none."
 
 
 def section(program: str) -> str:
@@ -108,13 +105,7 @@ def short_steps() -> str:
 
 
 def steps() -> str:
-    """Return what the page of the benchmarks shows; of a tiny step no numbers that are of no commit.
-
-    Those of 23 November say that lanewise leads there, which no longer holds.
-    """
-    if ", commit " not in facts("tiny_step"):
-        said = "On one process a step that costs almost nothing is slower than by Fabric and Ignite."
-        return f"{short_steps()} {said} {WHY}"
+    """Return what the page of the benchmarks shows."""
     shown = step_table(STEPS)
     is_behind = f"({TINY}, 1 process)" in shown
     return f"{shown} {WHY}" if is_behind else shown
@@ -123,7 +114,8 @@ def steps() -> str:
 def costs() -> str:
     """Return what features cost."""
     return table(
-        ["question", "answer", "program"], [[*row, f"`{program}.py`"] for program, *row in cost_rows()]
+        ["question", "answer", "in `benchmarks`"],
+        [[*row, f"`{program}.py`"] for program, *row in cost_rows()],
     )
 
 

@@ -65,8 +65,8 @@ class DiffReport:
             yield f"the same{'' if 'digests' in self.comparison.parts else ', as far as metrics tell'}"
         else:
             may_round = not self.is_exact and not {"samples", "inputs"} & self.comparison.differing.keys()
-            rounds = f", as runs in close may be by rounding{', or by what differs above' * bool(self.settings)}"
-            yield f"different{rounds if may_round else ''}"
+            above = ", or by what differs above" if self.settings else ""
+            yield f"different{f', as runs in close may be by rounding{above}' if may_round else ''}"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as values of JSON."""

@@ -6,7 +6,8 @@ backward  of each lane; before this process's last, send the message. Replicas r
           the last of them. Gradients are summed over the processes during the last one (fsdp: in each)
 finish    receive the totals of all lanes; divide by their weight; merge buffers, whose values travel now if a
           lane changed any, or drop them and the gradients
-then      Task.before_update, clip, optimizer, scheduler, forget the gradients, average, report
+then      Task.before_update, clip, optimizer, scheduler, forget the gradients, Task.after_update, average,
+          report
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +54,7 @@ class Pass:
     """
 
     reducer: Reducer
-    """Has the model, runs the lanes on it, and sums their gradients over all processes in `finish`."""
+    """Has the model, runs the lanes on it, and sums their gradients over all processes."""
     spread: Spread
     buffers: LaneBuffers
     """`changes` is the largest change by a lane here, of each pack of them; values travel in `merge`."""
