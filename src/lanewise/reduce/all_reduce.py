@@ -27,11 +27,11 @@ class BackendAllReduce:
 
         Args:
             subtree_sums: this rank's flat sums, in the order of the nodes; empty if all its lanes are absent.
-            present: the units of all ranks that take part in this step: lanes, or in `close` processes.
+            present: the addends of this step, of all ranks: lanes, or in `close` processes.
             bucket: flat tensor that may be overwritten; gives size and dtype where there are no sums.
 
         Returns:
-            A future of the flat sum over all units.
+            A future of the flat sum over all addends.
         """
         work = dist.all_reduce(bucket, async_op=True)
         summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
@@ -42,17 +42,17 @@ class BackendAllReduce:
 
 
 AllReduce: TypeAlias = BackendAllReduce | SharedAllReduce | TreeAllReduce
-"""Sums flat tensors over units, which are the lanes of the run or its processes."""
+"""Sums flat tensors over addends, which are the lanes of the run or its processes."""
 
 
 def open_all_reduce(world: World, placement: Placement, equality: Equality) -> AllReduce:
     """Choose how buckets are summed. Collective: every rank must call this.
 
-    In `exact` the units are lanes. In `close` they are processes, each of which has one sum.
+    In `exact` the addends are lanes. In `close` they are processes, each of which has one sum.
     """
-    units = placement if equality == "exact" else Placement.of(world.world_size, world)
+    addends = placement if equality == "exact" else Placement.of(world.world_size, world)
     if world.shared_memory is not None:
-        return SharedAllReduce(world.shared_memory, units)
+        return SharedAllReduce(world.shared_memory, addends)
     if equality == "exact":
-        return TreeAllReduce(world, units)
+        return TreeAllReduce(world, addends)
     return BackendAllReduce()

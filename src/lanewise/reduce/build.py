@@ -64,7 +64,7 @@ def build_reducer(
             )
         if config.equality == "exact" and world.device.type == "cpu":
             _require_equal_updates(model)
-        _compare_replicas(model, world)
+        _compare_ranks(model, world)
         return FSDPReducer(model, placement, world, config.fsdp, config.equality, on_backward=on_bucket)
     model.to(world.device)
     if config.is_one_process:
@@ -77,7 +77,7 @@ def build_reducer(
         assert config.reducer in ("single", "ddp"), config.reducer
         return SingleReducer(model, placement.num_lanes, config.equality)
     assert config.reducer == "ddp", config.reducer
-    _compare_replicas(model, world)
+    _compare_ranks(model, world)
     return DDPReducer(model, placement, world, config.equality, config.compression, on_bucket=on_bucket)
 
 
@@ -138,7 +138,7 @@ def _require_equal_updates(model: nn.Module) -> None:
             )
 
 
-def _compare_replicas(model: nn.Module, world: World) -> None:
+def _compare_ranks(model: nn.Module, world: World) -> None:
     """Raise WorldError if a parameter or buffer, or its requires_grad, differs between ranks. Collective."""
     state = [*model.named_parameters(), *model.named_buffers()]
     digests = {name: _digest(tensor) for name, tensor in state}

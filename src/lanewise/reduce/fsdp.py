@@ -1,13 +1,13 @@
 """Shards parameters, gradients and the optimizer's state over the processes, through torch's FSDP2.
 
-[Note: equal passes]
+[Note: equal forwards]
 A process gathers the weights of a block when its forward or backward reaches the block. This is a collective,
-so all processes must run equally many passes. A process with fewer lanes in a step runs its first batch again
-for each missing lane; a process without any lane has read the samples of lane 0 for it. The results of these
-passes are discarded. Every lane's backward must also reach every block that its forward ran, even if
-the lane contributes nothing: `connect` makes the outputs of the blocks inputs of the lane's loss. In a pass
-that contributes nothing, the gradients of the parameters are discarded, since they could be NaN, and FSDP
-sends zeros.
+so all processes must run equally many forwards. A process with fewer lanes in a step runs its first batch
+again for each missing lane; a process without any lane has read the samples of lane 0 for it. The results of
+these forwards are discarded. Every lane's backward must also reach every block that its forward ran, even if
+the lane contributes nothing: `connect` makes the outputs of the blocks inputs of the lane's loss. In a
+backward that contributes nothing, the gradients of the parameters are discarded, since they could be NaN,
+and FSDP sends zeros.
 """
 
 import logging
@@ -35,8 +35,8 @@ from lanewise.processes.world.world import World
 from lanewise.reduce.all_reduce import open_all_reduce
 from lanewise.reduce.blocks import find_blocks, require_no_batch_norm
 from lanewise.reduce.caller import Caller
+from lanewise.reduce.equal_forwards import connect, equal_forwards, require_data
 from lanewise.reduce.fsdp_group import gather_before_backward, kept_whole, reshard, send_zeros_for_unused
-from lanewise.reduce.passes import connect, passes, require_data
 from lanewise.reduce.reducer import (
     Lane,
     LaneWork,
@@ -56,7 +56,7 @@ class FSDPReducer(Reducer):
     """A reducer with which every process has a part of each parameter, gradient and optimizer state.
 
     A block's weights are gathered for its forward and again for its backward. Parameters in no block stay
-    gathered from the beginning of the forward to the end of the backward. See [Note: equal passes].
+    gathered from the beginning of the forward to the end of the backward. See [Note: equal forwards].
 
     Collective: every rank must construct it, and run every step.
 
@@ -247,7 +247,7 @@ class FSDPReducer(Reducer):
     ) -> Iterator[tuple[Lane, T]]:
         """Collective: every rank must iterate to the end."""
         first: Lane | None = None
-        for lane in passes(iter(lanes), num_lanes, self._world):
+        for lane in equal_forwards(iter(lanes), num_lanes, self._world):
             if lane is not None:
                 require_data(lane.batch)
             if first is None:

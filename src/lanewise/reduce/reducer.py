@@ -273,7 +273,7 @@ class Reducer(ABC):
             return total
         if self._all_reduce is None:
             self._all_reduce = self._open_all_reduce()
-        if not self._is_exact:  # the units are processes, each of which has one sum
+        if not self._is_exact:  # the addends are processes, each of which has one sum
             sums, present = [sum(sums, torch.zeros_like(flat))], range(self._num_processes)
         return self._all_reduce.start(sums, present, sums[-1] if sums else flat).wait()
 

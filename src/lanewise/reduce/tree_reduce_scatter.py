@@ -39,7 +39,7 @@ class TreeReduceScatter:
         self._sums: list[TreeSum[list[torch.Tensor]]] = []
         """For each rank, the sum over its lanes."""
         self._rows: torch.Tensor | None = None
-        """The rows received in the present pass: [world_size, elements of the shard]."""
+        """The rows received in the present backward: [world_size, elements of the shard]."""
         self._output: torch.Tensor | None = None
         """The first output tensor of the step, of which every `param.grad` is a view."""
         self._num_passes = 0
@@ -77,10 +77,10 @@ class TreeReduceScatter:
             self._rows.neg_().sub_(rows).neg_()
         if self._output is None:
             self._output = output_tensor
-        output_tensor.zero_()  # FSDP adds the outputs of later passes to the first one
+        output_tensor.zero_()  # FSDP adds the outputs of later backwards to the first one
 
     def push(self, present: Present) -> None:
-        """Add the rows that the last pass received to the partial sum of each rank."""
+        """Add the rows that the last backward received to the partial sum of each rank."""
         self._num_passes += 1
         if self._output is None:  # no lane has run the block so far
             return

@@ -4,10 +4,16 @@ begin     forget gradients that are left
 rounds    of lanes that run at once, one for each replica: start, run their forwards and losses, then
 backward  of each lane; before this process's last, send the message. Replicas run theirs at once, in that of
           the last of them. Gradients are summed over the processes during the last one (fsdp: in each)
-finish    receive the totals of all lanes; divide by their weight; merge buffers, whose values travel now if a
-          lane changed any, or drop them and the gradients
+finish    receive the totals of all lanes, for which the host waits for the device; divide by their weight;
+          merge buffers, whose values travel now if a lane changed any, or drop them and the gradients
 then      Task.before_update, clip, optimizer, scheduler, forget the gradients, Task.after_update, average,
           report
+
+A lane's forward and loss draw under a random state of seed, step and lane (`TaskLane.forward`), the update
+under one of seed and step, whoever runs them. A lane without samples has no turn. A process without any has
+one turn, in which it runs nothing (under fsdp a forward and backward whose results are discarded), and
+communicates as the others do. An error of one process leaves its step; its watch tells the others, and ends
+them. Whether a step updates anything depends on its losses and weights; only fp16 looks at the gradient, too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -193,7 +199,8 @@ class Pass:
         if needs_norm or is_logged or loss_scale is not None:
             norms = self.reducer.gradient_norms()
             norm = torch.linalg.vector_norm(norms)
-        # `fits` also adapts the scale.
+        # Only fp16 looks at the gradient, and adapts its scale. Elsewhere one that is not finite is applied,
+        # as in a loop by hand, and the next loss shows it.
         allows_update = totals.is_trainable and (loss_scale is None or loss_scale.fits(norm))
         if not allows_update:
             self.buffers.discard()

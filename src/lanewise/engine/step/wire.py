@@ -17,14 +17,14 @@ from lanewise.processes.world.world import World
 @final
 @dataclass(frozen=True)
 class Spread:
-    """How the lanes of a run are spread over processes, and what these promise."""
+    """Who carries which lanes, and in which grade they are added up."""
 
     world: World
     """The processes."""
     placement: Placement
     """Which process carries which lanes."""
     equality: Equality
-    """The grade."""
+    """The grade: `close` or `exact`."""
 
 
 class Votes(NamedTuple):

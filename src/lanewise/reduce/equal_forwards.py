@@ -12,15 +12,15 @@ from lanewise.processes.world.world import World
 from lanewise.reduce.reducer import Lane
 
 
-def passes(lanes: Iterator[Lane], num_lanes: int | None, world: World) -> Iterator[Lane | None]:
-    """Yield the lanes, and None for each pass that others make without this process.
+def equal_forwards(lanes: Iterator[Lane], num_lanes: int | None, world: World) -> Iterator[Lane | None]:
+    """Yield the lanes, and None for each forward that others run without this process.
 
-    Where nobody knows how many there are, all tell each other before each pass whether they go on.
+    Where nobody knows how many there are, all tell each other before each forward whether they go on.
 
     Collective: every rank must iterate to the end.
 
     Args:
-        lanes: of this process; a lane without positions is yielded, and is no pass.
+        lanes: of this process; a lane without positions is yielded, and runs no forward.
         num_lanes: the number of these lanes that have positions; None on every rank: nobody knows it.
         world: the processes.
     """
