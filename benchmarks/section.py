@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from lanewise.commands.bench.compare import describe_machine
+from lanewise.commands.bench.machine import describe_machine
 from lanewise.commands.bench.rounds import MiddleHalf
 
 PAGE = Path(__file__).with_name("results.md")

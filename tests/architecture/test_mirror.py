@@ -33,7 +33,7 @@ WITHOUT_A_TEST = {
     "launch": "fork_server hello host launcher local",
     "lightning": "module step task",
     "processes/watch": "heartbeat",
-    "reduce": "all_reduce caller fsdp_group passes pending reducer",
+    "reduce": "all_reduce caller fsdp_group equal_forwards pending reducer",
     "runs": "callback",
     "runs/loggers": "build",
     "runs/report": "charts",

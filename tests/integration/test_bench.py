@@ -132,18 +132,3 @@ def test_an_interrupt_prints_what_was_measured(tmp_path, sign):
     assert "interrupted: this is what was measured until then" in done.stdout
     assert "what bounds single on 1 device, exact: " in done.stdout
     assert done.leftover == []
-
-
-@pytest.mark.slow
-def test_a_row_that_got_slower_ends_with_1(tmp_path):
-    config = write_config(tmp_path, "bottlenecks.Layers", **BATCH)
-    options = ("--reducers", "single", "--devices", "1", "--seconds", "1")
-    _, written = bench(config, tmp_path, *options)
-    for row in written["rows"]:
-        speed = row["samples_per_second"]
-        row["samples_per_second"] = {name: 10 * value for name, value in speed.items()}
-    old = tmp_path / "old.json"
-    old.write_text(json.dumps(written))
-    shutil.rmtree(tmp_path / "here")
-    done, _ = bench(config, tmp_path, *options, "--compare", old, code=1)
-    assert "single on 1 device, close got slower: " in done.stdout

@@ -2,23 +2,18 @@
 
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-from lanewise.cli.arguments import Argument, Arguments, Command, read_count, read_counts, read_path
+from lanewise.cli.arguments import Argument, Arguments, Command, read_count, read_counts
 from lanewise.cli.plan import amount
 from lanewise.cli.result import CONFIG, JSON, show_result, showing_progress
 from lanewise.config import ReducerName, RunConfig, pinned_variables
 from lanewise.config.load import Override, load_config
 from lanewise.errors import ConfigError
 from lanewise.processes.world.environment import require_no_world
-from lanewise.runs.file import read_json, reason
 
 _REDUCERS_THERE_ARE: tuple[ReducerName, ...] = get_args(ReducerName)
 _INTERRUPTED = 130
-_MOST_BYTES = 16 * 2**20
-"""A file that --json wrote is smaller."""
 
 
 def _read_reducers(text: str) -> Sequence[ReducerName]:
@@ -46,13 +41,10 @@ _EVALUATE = Argument[int | None](
     read_count,
     default=None,
 )
-_COMPARE = Argument[Path | None](
-    "--compare", "what an earlier --json wrote here: says which rows changed", "OLD", read_path, default=None
-)
 
 
 def bench(arguments: Arguments) -> int:
-    """Measure all modes; the exit code is 1 if none could be measured, or one is slower than before."""
+    """Measure all modes; the exit code is 1 if none could be measured."""
     require_no_world("bench starts its own processes")
 
     def configure(overrides: Sequence[Override]) -> RunConfig:
@@ -63,7 +55,6 @@ def bench(arguments: Arguments) -> int:
         raise ConfigError(
             f"{json_file} cannot be written: there is no folder {json_file.parent}. Make it, or name another."
         )
-    before = _read(file) if (file := arguments[_COMPARE]) is not None else None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends it as Ctrl-C does
     with showing_progress() as show:
         config = configure([])
@@ -75,11 +66,8 @@ def bench(arguments: Arguments) -> int:
             prepare_workers(pinned_variables(config.distributed.threads, equality), *MODULES)
 
         from lanewise.commands.bench.bench import bench as run
-        from lanewise.commands.bench.compare import compare, require_comparable
         from lanewise.processes.device.choice import count_accelerators
 
-        if before is not None:
-            require_comparable(before, config)
         num_accelerators = count_accelerators(config.distributed.device_type)
         report = run(
             configure,
@@ -89,26 +77,10 @@ def bench(arguments: Arguments) -> int:
             num_steps=arguments[_EVALUATE],
             show=show,
         )
-    if before is not None:
-        report = replace(report, changes=list(compare(before, report.to_json())))
     show_result(report, arguments[CONFIG], arguments[JSON])
     if report.is_interrupted:
         return _INTERRUPTED
-    return int(report.best is None or any(change.is_slower for change in report.changes or ()))
-
-
-def _read(file: Path) -> Any:
-    try:
-        return read_json(file.resolve(), _MOST_BYTES)
-    except OSError as error:
-        raise ConfigError(
-            f"{file} cannot be read: {reason(error, file)}. Give --compare what an earlier --json wrote."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"--compare needs what an earlier `lanewise bench --json` wrote: got {file}, which is no JSON "
-            f"({error}). Write it again."
-        ) from None
+    return int(report.best is None)
 
 
 COMMAND = Command(
@@ -118,6 +90,6 @@ Trains CONFIG under every reducer on this machine, in exact and in close, and sa
 where its time goes, what memory it takes, and what bounds it. Nothing is written to run_dir.""",
     run=bench,
     operands=(CONFIG,),
-    options=(_REDUCERS, _DEVICES, _SECONDS, _EVALUATE, _COMPARE, JSON),
+    options=(_REDUCERS, _DEVICES, _SECONDS, _EVALUATE, JSON),
     has_overrides=True,
 )

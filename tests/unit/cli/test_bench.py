@@ -49,13 +49,3 @@ def test_a_prepared_world_is_refused(config, capsys, monkeypatch):
         monkeypatch.setenv(name, "1")
     assert main(["bench", config]) == 2
     assert "run it without torchrun, srun or mpirun" in " ".join(capsys.readouterr().err.split())
-
-
-def test_an_earlier_measurement_must_be_json(config, tmp_path, capsys):
-    old = tmp_path / "old.json"
-    assert main(["bench", config, "--compare", str(old)]) != 0
-    assert "old.json cannot be read" in " ".join(capsys.readouterr().err.split())
-    for text in ("{", f"[{'1' * 6000}]", "[" * 10**5):  # the last was a traceback
-        old.write_text(text)
-        assert main(["bench", config, "--compare", str(old)]) == 2
-        assert "which is no JSON" in " ".join(capsys.readouterr().err.split())

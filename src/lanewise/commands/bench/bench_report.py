@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from lanewise.commands.bench.compare import Change, describe_machine, describe_versions, describe_work
 from lanewise.commands.bench.job import LEAST_ROUNDS, NUM_FIRST_STEPS
+from lanewise.commands.bench.machine import describe_machine, describe_versions, describe_work
 from lanewise.commands.bench.modes import Mode, left_out
 from lanewise.commands.bench.rounds import rate
 from lanewise.commands.bench.row import STEADY, BenchRow
@@ -34,8 +34,6 @@ class BenchReport:
     """Why nothing is said of memory and operations beside what was measured; empty where it is."""
     is_interrupted: bool = False
     """Whether the user ended it before the rows were steady."""
-    changes: Sequence[Change] | None = None
-    """Rows that changed since an earlier measurement; None where there is none."""
 
     @property
     def best(self) -> BenchRow | None:
@@ -75,10 +73,6 @@ class BenchReport:
         yield from self._notes()
         if (best := self.best) is not None:
             yield f"what bounds {best.mode}: {best.bound()}"
-        if self.changes is not None:
-            yield from map(str, self.changes)
-            if not self.changes:
-                yield "no row changed beyond its spread"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""

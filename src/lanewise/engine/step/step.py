@@ -1,19 +1,24 @@
 """One optimizer step over all lanes, in the order in which things happen.
 
+A lane is a virtual data-parallel worker with a micro-batch of its own; each process carries some of them, and
+has a replica of the model on each of its devices, mostly one. In a step come:
+
 begin     forget gradients that are left
 rounds    of lanes that run at once, one for each replica: start, run their forwards and losses, then
 backward  of each lane; before this process's last, send the message. Replicas run theirs at once, in that of
-          the last of them. Gradients are summed over the processes during the last one (fsdp: in each)
+          the last of them. Gradients are summed, not averaged, over the processes during the last one (fsdp:
+          in each)
 finish    receive the totals of all lanes, for which the host waits for the device; divide by their weight;
           merge buffers, whose values travel now if a lane changed any, or drop them and the gradients
-then      Task.before_update, clip, optimizer, scheduler, forget the gradients, Task.after_update, average,
-          report
+then      Task.before_update*, clip*, optimizer*, scheduler, forget the gradients, Task.after_update*,
+          average*, report. What has an asterisk changes nothing in a step that must not update
 
-A lane's forward and loss draw under a random state of seed, step and lane (`TaskLane.forward`), the update
-under one of seed and step, whoever runs them. A lane without samples has no turn. A process without any has
-one turn, in which it runs nothing (under fsdp a forward and backward whose results are discarded), and
-communicates as the others do. An error of one process leaves its step; its watch tells the others, and ends
-them. Whether a step updates anything depends on its losses and weights; only fp16 looks at the gradient, too.
+A lane's forward and loss draw under a random state of seed, step and lane (`TaskLane.forward`), the optimizer
+under one of seed and step, and before_update and after_update each under another one of these, whoever runs
+them. A lane without samples has no turn. A process without any has one turn, in which it runs nothing, and
+communicates as the others do; under fsdp all run equally many forwards and backwards, and discard what comes
+of the surplus. An error of one process leaves its step; its watch tells the others, and ends them. Whether a
+step updates anything depends on its losses and weights; only fp16 looks at the gradient, too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +58,7 @@ T = TypeVar("T")
 @final
 @dataclass
 class Pass:
-    """A pass over the lanes of a step. It leaves the mean over the global batch in `param.grad`, or nothing.
+    """A pass over the lanes of a step. It leaves the mean over the global batch in `param.grad`, or None.
 
     Collective: every rank must call `begin`, for each of `rounds` `start` and then `backward` of each lane,
     and `finish`, which raises NonFiniteLossError if the loss of some lane is NaN or infinite.
@@ -62,19 +67,20 @@ class Pass:
     reducer: Reducer
     """Has the model, runs the lanes on it, and sums their gradients over all processes."""
     spread: Spread
+    """The processes (`world`), which lanes each carries (`placement`), and the grade."""
     buffers: LaneBuffers
     """`changes` is the largest change by a lane here, of each pack of them; values travel in `merge`."""
     phases: Phases
     """Measures how long each takes, and tells the heartbeat."""
     message: StepMessage
-    """Carries each lane's loss and weight to all processes; `receive` adds them up. Its `scale` is the factor
-    of the fp16 loss scale; 1 in other formats."""
+    """Carries each lane's loss and weight to all processes; `receive` adds them up. Its `loss_scale` is that
+    of fp16, None in other formats; `scale` is its factor in this step, or 1."""
     judgement: Judgement
     """Says why a step updates nothing."""
     rules: Sequence[Callable[[LaneTurn], None]]
-    """Each is called with this process's first turn of a step, and may raise TaskError; see `build_pass`."""
+    """Each is called with this process's first turn of a step, and may raise TaskError; see `build.py`."""
     looks: list[Look]
-    """What is still looked at; empty after the first steps."""
+    """What is still looked at: after the first steps nothing, but by a look of SyncBatchNorm."""
     log: LogInterval | None
     """Which steps are logged, by their number, or as the last one of a stream; None: none is."""
     vote: Callable[[], Votes]
@@ -192,9 +198,10 @@ class Pass:
             self.phases.begin(COMMUNICATION, turn.step)
         totals = self.message.receive()
         is_logged = self._is_due
-        if totals.to_source and self.log is not None:  # what a stream told itself: it knows its end now
+        if totals.to_source and self.log is not None:  # a stream has told whether this step is its last
             is_logged |= self.log.is_over()
-        # The backward of a step's only lane has divided by the weight, which spares a division here.
+        # The root of a step's only lane is its mean (`LaneLoss.root`), which spares a division. To divide
+        # by the weight 0 is harmless: what comes of it is dropped below.
         self.reducer.finish(self.message.scale * (1.0 if len(turn.present) == 1 else totals.weight))
         if needs_norm or is_logged or loss_scale is not None:
             norms = self.reducer.gradient_norms()
@@ -246,7 +253,10 @@ class TrainStep:
         return self.end(gradient)
 
     def gradient(self, step: int, batches: Iterator[LaneBatch]) -> Gradient:
-        """Write the clipped gradient of a step to every `param.grad`, and seed its update. Collective."""
+        """Leave the gradient of a step, clipped if asked for, or None in every `param.grad`.
+
+        Collective: every rank must call this.
+        """
         training = self.training
         self.pass_.begin(step)
         turn = self.pass_.run(self.losses, batches, self.runner.what)
