@@ -74,15 +74,22 @@ def _refuse(constant: str) -> None:
 
 def dump_json(tree: Any, indent: int | None = None) -> str:
     """Write a tree as JSON; a number that JSON lacks, NaN or an infinite one, becomes null."""
+    encoder = _encoder if indent is None else json.JSONEncoder(allow_nan=False, indent=indent)
+    try:
+        return encoder.encode(tree)
+    except (TypeError, ValueError):  # a mapping that is no dict, or such a number
+        return encoder.encode(_strict(tree))
 
-    def strict(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: strict(inner) for key, inner in value.items()}
-        if isinstance(value, list | tuple):
-            return list(map(strict, value))
-        return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(strict(tree), allow_nan=False, indent=indent)
+_encoder = json.JSONEncoder(allow_nan=False)  # to make one for each line took longer than to write the line
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _strict(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_strict, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @final
