@@ -11,7 +11,6 @@ WITHOUT_A_TEST = {
     "cli": "audit completion evaluate init replay report runs schema train verify",
     "commands/bench": "job warm_mode",
     "commands/diff": "diff traced",
-    "commands/doctor": "doctor doctor_report",
     "commands/jobs": "outcome refused_exit train",
     "commands/plan": "memory model",
     "commands/replay": "api lane replay",

@@ -42,7 +42,6 @@ COMMANDS = {
     "verify": ("CONFIG --devices 1,2", "prove that devices compute the same, or say why not"),
     "plan": ("CONFIG --devices 1,2,4", "say what memory and time a run needs, before it"),
     "bench": ("CONFIG --devices 1,2", "measure every mode, and say what bounds it"),
-    "doctor": ("[CONFIG]", "find the host, clock, disk or link that is at fault"),
     "runs": ("[DIR]", "list runs: the state of each, and how to resume it"),
     "report": ("RUN ... --output FILE.html", "write a page about runs, with charts"),
     "audit": ("RUN", "check that every sample was trained once, where it was planned"),

@@ -90,7 +90,7 @@ class Agreement:
         self.faults: list[Fault] = []
         self._num_busy = 0
         """How many of the faults may mean no more than that a host is busy."""
-        self.answering = list(hosts)
+        self._answering = list(hosts)
         """The hosts of which the rest can be seen."""
         self.sites: dict[RemoteHost, Site] = {}
         """Where each host is reached, if all others reach it."""
@@ -102,14 +102,12 @@ class Agreement:
         """The hosts with which it does not go on, and why."""
         self._goes_on = goes_on
 
-    def check(self, *, at_all: bool = False, alone: bool = False) -> None:
+    def check(self, *, alone: bool = False) -> None:
         """Look at everything that must hold before the workers start.
 
         Args:
-            at_all: whether to go on with the hosts of which the rest can be seen, where something is wrong.
             alone: whether to leave out what needs other hosts.
         """
-        at_all = at_all or self.project.elastic is not None
         for checks in (
             (self._hear_hellos,),
             (self._enter,),
@@ -117,14 +115,14 @@ class Agreement:
         ):
             for check in checks:
                 check()
-            if self.faults and not at_all:
+            if self.faults and self.project.elastic is None:
                 return
 
     @property
     def fit(self) -> list[RemoteHost]:
         """The hosts of which the rest can be seen; where hosts may come and go, those without a fault."""
         unfit = {fault.host for fault in self.faults} if self.project.elastic else ()
-        return [host for host in self.answering if host.name not in unfit]
+        return [host for host in self._answering if host.name not in unfit]
 
     def leave_out(self) -> None:
         """Go on with the fit hosts alone, as many as have lanes, if they are enough; the others end."""
@@ -168,7 +166,7 @@ class Agreement:
     def _hear_hellos(self) -> None:
         """Wait until every host has said who it is, with the versions of this machine."""
         here = describe_machine().versions
-        for host in self.ask("connection", RemoteHost.wait_for_hello):
+        for host in self._ask("connection", RemoteHost.wait_for_hello):
             versions = host.hello.versions
             for name, there in versions.items():
                 if there != here[name]:
@@ -177,7 +175,7 @@ class Agreement:
                     )
                     self._find(host, "versions", f"{what}. Install the same version on all.")
             if versions["lanewise"] != here["lanewise"]:  # it may know other messages
-                self.answering.remove(host)
+                self._answering.remove(host)
 
     def _enter(self) -> None:
         """Let every host take the folder and the variables."""
@@ -186,14 +184,14 @@ class Agreement:
         limit = self.project.limit_seconds
         if limit is not None and self.project.elastic is not None:
             limit *= _SHARE_OF_LIMIT
-        answers = self.ask("folder", lambda host: host.call("enter", **given, limit_seconds=limit))
+        answers = self._ask("folder", lambda host: host.call("enter", **given, limit_seconds=limit))
         for host, interfaces in answers.items():
             host.interfaces = interfaces
 
     def _compare_code(self) -> None:
         """Find the hosts whose user code differs from that of this machine."""
         path, sources = self.project.search_path, dict(self.project.sources)
-        answers = self.ask("code", lambda host: host.call("compare", search_path=path, sources=sources))
+        answers = self._ask("code", lambda host: host.call("compare", search_path=path, sources=sources))
         for host, differing in answers.items():
             if differing:
                 more = f" and {len(differing) - _SHOWN_FILES} more" if len(differing) > _SHOWN_FILES else ""
@@ -212,7 +210,7 @@ class Agreement:
             (host.hello.token, [address for address, _ in host.hello.addresses], host.hello.port)
             for host in hosts
         ]
-        answers = self.ask("network", lambda host: _reach(host, peers), hosts)
+        answers = self._ask("network", lambda host: _reach(host, peers), hosts)
         lonely = {host for host in hosts if all(map(is_loopback, host.hello.addresses))}
         unreached: dict[RemoteHost, Mapping[RemoteHost, Mapping[Site, str]]] = {}
         for index, host in enumerate(hosts):
@@ -262,24 +260,24 @@ class Agreement:
         first, *others = self.fit
         run_dir = self.project.run_dir
         path = f"{run_dir}/.shared-{secrets.token_hex(4)}"
-        made = self.ask("run_dir", lambda host: host.call("leave", path=path), [first])
+        made = self._ask("run_dir", lambda host: host.call("leave", path=path), [first])
         if not made:
             if self.project.elastic is not None:  # it is not fit any more, and the next one may be
                 self._share()
             return
-        for host, found in self.ask("run_dir", lambda host: host.call("find", path=path), others).items():
+        for host, found in self._ask("run_dir", lambda host: host.call("find", path=path), others).items():
             if not found:
                 what = f"run_dir {run_dir} there is not that of {first.name}"
                 why = "as every process writes its part of a checkpoint"
                 self._find(host, "run_dir", f"{what}. Put it where all hosts share it, {why}.")
-        self.ask("run_dir", lambda host: host.call("remove", path=path, folders=made[first]), [first])
+        self._ask("run_dir", lambda host: host.call("remove", path=path, folders=made[first]), [first])
 
     def _see(self) -> None:
         """Find the hosts whose folder is not that of the run, or on which `exact` would not go on with it."""
         if self.project.elastic is None:
             return
         program = [*self.project.elastic.see, self.project.launch_id]
-        self.sights = self.ask(
+        self.sights = self._ask(
             "machines", lambda host: host.call("see", within=_SECONDS_TO_SEE, program=program)
         )
         pins: Mapping[str, str] = {}
@@ -296,7 +294,7 @@ class Agreement:
                 )
                 self._find(host, "machines", f"it has {theirs}, and `exact` needs {ours}.")
 
-    def ask(
+    def _ask(
         self, kind: str, call: Callable[[RemoteHost], Any], hosts: Sequence[RemoteHost] | None = None
     ) -> dict[RemoteHost, Any]:
         """Ask hosts at once; return the answers, and note the hosts that could not give one."""
@@ -307,14 +305,14 @@ class Agreement:
             except HostError as error:
                 return error
 
-        asked = tuple(self.answering if hosts is None else hosts)
+        asked = tuple(self._answering if hosts is None else hosts)
         with ThreadPoolExecutor(max(1, len(asked))) as pool:
             answers = dict(zip(asked, pool.map(attempt, asked), strict=True))
         for host, answer in answers.items():
             if isinstance(answer, HostError):
                 self._find(host, kind, f"{answer.why.rstrip('.')}.{_REMEDIES.get(kind, '')}")
                 if host.is_lost or kind == "folder":
-                    self.answering.remove(host)
+                    self._answering.remove(host)
         return {host: answer for host, answer in answers.items() if not isinstance(answer, HostError)}
 
     def _find(self, host: RemoteHost, kind: str, text: str) -> None:

@@ -1,7 +1,6 @@
-"""Starts the workers on hosts that a command reaches: ssh, srun inside of an allocation, or none at all."""
+"""Starts the workers on hosts that a command reaches: ssh, or srun inside of an allocation."""
 
 import shlex
-import socket
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import final
 from lanewise.launch.agree import Project
 from lanewise.launch.launcher import count_processes
 from lanewise.launch.remote import RemoteLauncher
-from lanewise.launch.wire import PYTHON_HERE, CommandWire, Wire, host_program
+from lanewise.launch.wire import CommandWire, Wire, host_program
 
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 """The system's ssh, with the user's keys and configuration; it asks for nothing, as nobody answers."""
@@ -67,17 +66,7 @@ def slurm_launcher(hosts: Sequence[tuple[str, int]], project: Project, num_start
         project=project,
         num_starts=num_starts,
         hosts_named=hosts,
-        command_of=lambda name: [*_SRUN, f"--nodelist={name}", *PYTHON_HERE],
+        command_of=lambda name: [*_SRUN, f"--nodelist={name}", *host_program(sys.executable)],
         remedy="`srun --overlap --nodelist=NAME true` must succeed, and "
         f"{sys.executable} have lanewise there.",
-    )
-
-
-def here_launcher(num_processes: int, project: Project) -> CommandLauncher:
-    """Reach this machine as any other host, so that the same is looked at."""
-    return CommandLauncher(
-        project=project,
-        hosts_named=[(socket.gethostname(), num_processes)],
-        command_of=lambda _: PYTHON_HERE,
-        remedy=f"`{shlex.join(PYTHON_HERE)}` must start.",
     )

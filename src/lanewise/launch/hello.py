@@ -32,8 +32,6 @@ class Hello:
     python: str
     """The version of python."""
     executable: str
-    name: str
-    """What the host calls itself."""
     addresses: Sequence[tuple[str, str]]
     """The addresses where others may reach it, the likeliest first, and the interface of each."""
     port: Port
@@ -60,7 +58,6 @@ def describe_machine(port: int = 0, token: str = "") -> Hello:
         torch=version("torch"),
         python=platform.python_version(),
         executable=sys.executable,
-        name=socket.gethostname(),
         addresses=list(_addresses()),
         port=port,
         token=token,
@@ -103,11 +100,3 @@ def call(token: str, address: str, port: int) -> str:
     except (OSError, ValueError) as error:  # an address may be any text
         return getattr(error, "strerror", None) or str(error)
     return "" if received == token else "another machine answers"
-
-
-def resolves(name: str) -> bool:
-    """Tell whether the name of a host leads to an address here."""
-    try:
-        return bool(socket.getaddrinfo(name, None))
-    except OSError:
-        return False

@@ -42,7 +42,7 @@ from typing import Any, NoReturn, final
 from lanewise.errors import LanewiseError, LaunchError, text_of
 from lanewise.launch.agent import JobFiles, Place, Streams, Workers, join_store, open_store, run_workers
 from lanewise.launch.fork_client import end_servers, fork_client
-from lanewise.launch.hello import Port, call, resolves, say_hello
+from lanewise.launch.hello import Port, call, say_hello
 from lanewise.launch.launcher import count_processes
 from lanewise.launch.membership import Sight
 from lanewise.launch.scratch import folder_until_exit, remove_all
@@ -172,15 +172,6 @@ class HostProcess:
             with suppress(OSError):  # something else is in it by now
                 Path(folder).rmdir()
 
-    def clock(self) -> float:
-        """Return the time."""
-        return time.time()
-
-    def resolve(self, names: Sequence[str]) -> list[str]:
-        """Return which names of hosts lead to no address here."""
-        with ThreadPoolExecutor(max(1, len(names))) as pool:
-            return [name for name, leads in zip(names, pool.map(resolves, names), strict=True) if not leads]
-
     def see(self, program: Sequence[str]) -> Sight:
         """Return what a short process says of the run; it imports what this one does not."""
         module, *arguments = program
@@ -293,8 +284,6 @@ COMMANDS: Mapping[str, Callable[..., Any]] = {
     "leave": HostProcess.leave,
     "find": HostProcess.find,
     "remove": HostProcess.remove,
-    "clock": HostProcess.clock,
-    "resolve": HostProcess.resolve,
     "see": HostProcess.see,
     "open_store": HostProcess.open_store,
     "run": HostProcess.run,

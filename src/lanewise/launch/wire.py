@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -80,19 +79,16 @@ def host_program(python: str) -> tuple[str, ...]:
     return (python, "-P", "-m", "lanewise.launch.host")
 
 
-PYTHON_HERE = host_program(sys.executable)
-
-
 @final
 class CommandWire(Wire):
     """A wire through a command such as ssh or srun, which starts the process and carries its streams.
 
     Args:
         remedy: what must be so that it reaches the host.
-        command: program and arguments; by default it is the process itself that is started, on this machine.
+        command: program and arguments.
     """
 
-    def __init__(self, remedy: str, command: Sequence[str] = PYTHON_HERE) -> None:
+    def __init__(self, remedy: str, command: Sequence[str]) -> None:
         self.remedy = remedy
         self._program = command[0]
         try:
@@ -187,11 +183,6 @@ class RemoteHost:
         """What the host said of itself."""
         assert self._hello is not None
         return self._hello
-
-    @property
-    def has_said_hello(self) -> bool:
-        """Whether it has said who it is."""
-        return self._hello is not None
 
     def wait_for_hello(self) -> None:
         """Wait until the host has said who it is.

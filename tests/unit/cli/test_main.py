@@ -28,7 +28,7 @@ def test_each_command_is_declared_in_the_module_of_its_name(name):
     assert needed_options <= {option.name for option in command.options}
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "verify", "plan", "doctor"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "verify", "plan"])
 def test_no_key_of_the_configuration_is_taken_for_a_misspelt_option(name):
     keys = re.findall(r"^  --(\S+)  ", write_keys(), re.MULTILINE)
     keys += [field.name for field in fields(RunConfig)]

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lanewise.launch.command import here_launcher, slurm_launcher, ssh_launcher
+from lanewise.launch.command import slurm_launcher, ssh_launcher
 from lanewise.launch.wire import CommandWire, _lines
 from tests.unit.launch.scripted import PROJECT
 
@@ -28,12 +28,6 @@ def test_srun_starts_a_step_on_each_node():
     launcher = slurm_launcher(HOSTS, PROJECT, num_starts=3)
     assert launcher.num_starts == 3
     assert f"--nodelist=gpu1 {sys.executable} -P -m lanewise.launch.host  # 2 " in launcher.describe()
-
-
-def test_this_machine_needs_no_other_command():
-    assert here_launcher(4, PROJECT).describe() == (
-        f"{sys.executable} -P -m lanewise.launch.host  # 4 processes in /home/me"
-    )
 
 
 def test_the_remedy_names_the_host():

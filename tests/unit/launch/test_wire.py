@@ -12,6 +12,10 @@ from tests.patience import patient
 from tests.unit.launch.scripted import Scripted, make_host, say_hello
 
 FAILURE = Failure.of(ValueError("boom"), rank=0)
+SIGHT = (
+    b'["reply", {"holds_launch": true, "saved_step": 0, "steps_lost": null, "idle_seconds": %s, '
+    b'"pins": {}, "pins_of_run": {}}]'
+)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +69,8 @@ def test_a_host_that_says_something_else_of_itself_is_refused(change):
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("clock", b'["reply", NaN]'),
-        ("clock", b'["reply", true]'),
+        ("see", SIGHT % b"NaN"),
+        ("see", SIGHT % b"true"),
         ("open_store", b'["reply", 0]'),
         ("compare", b'["reply", [1]]'),
         ("enter", b'["reply", ["eth0"]]'),
@@ -80,6 +84,12 @@ def test_an_answer_of_another_type_is_refused(name, answer):
     host.wait_for_hello()
     with pytest.raises(HostError, match="which is no message"):
         host.call(name)
+
+
+def test_what_a_host_sees_may_have_a_number():
+    host, _ = make_host(Scripted(say_hello(), answer=lambda _: SIGHT % b"0.5"))
+    host.wait_for_hello()
+    assert host.call("see").idle_seconds == 0.5
 
 
 def test_what_fits_is_passed_on():

@@ -5,7 +5,7 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -20,11 +20,10 @@ from lanewise.config.load import dump_config
 from lanewise.errors import ConfigError, PreemptedError
 from lanewise.launch import Launcher, LocalLauncher
 from lanewise.launch.agree import Project
-from lanewise.launch.command import here_launcher, slurm_launcher, ssh_launcher
+from lanewise.launch.command import slurm_launcher, ssh_launcher
 from lanewise.launch.kubernetes import CONFIG_FILE, KubernetesLauncher, manifest
 from lanewise.launch.membership import Elastic
 from lanewise.launch.ray import RayLauncher
-from lanewise.launch.remote import RemoteLauncher
 from lanewise.launch.sbatch import ALLOCATION, BatchJob, allocated_nodes
 from lanewise.processes.world.environment import Environment
 
@@ -89,42 +88,6 @@ _LAUNCHERS: Mapping[LauncherName, Callable[[Job, Hosts], Launcher]] = {
     "ray": _ray,
     "kubernetes": _kubernetes,
 }
-
-
-def remote_launcher_of(job: Job) -> RemoteLauncher:
-    """Return the launcher of a job that shall look at its hosts; for the launcher local, at this machine.
-
-    Raises:
-        ConfigError: the launcher starts processes where nothing can be asked before.
-    """
-    distributed = job.config.distributed
-    if distributed.launcher == "local":
-        ((_, count),) = _hosts_of(distributed)
-        return here_launcher(count, _project(job))
-    launcher = launcher_of(job)
-    if is_submitted(distributed):
-        raise ConfigError(
-            "doctor looks at the nodes of an allocation. Run it inside of one, as `salloc` makes."
-        )
-    if not isinstance(launcher, RemoteLauncher):
-        raise ConfigError(
-            "doctor looks at hosts that a launcher reaches from here: got distributed.launcher "
-            f"{distributed.launcher}. Run it there with --distributed.launcher local."
-        )
-    return launcher
-
-
-def only_on(names: Collection[str], distributed: DistributedConfig) -> DistributedConfig:
-    """Return the same with some of its hosts only."""
-    if distributed.launcher != "ssh":
-        return distributed
-    hosts = read_hosts(distributed.hosts, distributed.hostfile)
-    kept = (
-        host.name if host.num_devices is None else f"{host.name}:{host.num_devices}"
-        for host in hosts
-        if host.name in names
-    )
-    return replace(distributed, hosts=tuple(kept), hostfile=None)
 
 
 def _hosts_of(distributed: DistributedConfig) -> Iterator[tuple[str, int]]:

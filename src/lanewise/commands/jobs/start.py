@@ -99,11 +99,11 @@ def _start_on_hosts(job: Job) -> Any:
         batch = _write_batch(job, show=lambda _: None)
         number, exit_code = batch.submit_and_wait()
         return Outcome(batch.file).read(exit_code, batch.log(number))
-    check_for_hosts(job)
+    _check_for_hosts(job)
     return _launch_watching(job_there(job), launcher_of(job))
 
 
-def check_for_hosts(job: Job) -> None:
+def _check_for_hosts(job: Job) -> None:
     """Find what is wrong with a job as far as this machine can."""
     add_search_path(job.config.search_path)
     with refusing_exit():  # it imports the user's modules
@@ -113,14 +113,14 @@ def check_for_hosts(job: Job) -> None:
 
 def check_here(job: Job) -> None:
     """Find what is wrong with a job that runs on this machine."""
-    check_for_hosts(job)
+    _check_for_hosts(job)
     (environment,) = places_of(job.config.distributed)
     job.check_devices(environment)
 
 
 def _write_batch(job: Job, show: Callable[[Any], None]) -> BatchJob:
     """Check a job, and write what its batch job reads, which nobody else may read or write."""
-    check_for_hosts(job)
+    _check_for_hosts(job)
     job = job.settled()
     batch = batch_job_of(job)
     written = _write_job(job, (job, show), is_remote=True)
@@ -131,7 +131,7 @@ def _write_batch(job: Job, show: Callable[[Any], None]) -> BatchJob:
 
 def describe_start(job: Job) -> str:
     """Check a job as far as this machine can, and say exactly what `start` would start or submit."""
-    check_for_hosts(job)
+    _check_for_hosts(job)
     if is_submitted(job.config.distributed):
         return batch_job_of(job).describe()
     return launcher_of(job).describe()

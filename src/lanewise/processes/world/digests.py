@@ -132,6 +132,6 @@ def _describe(name: str, values: Sequence[str], hosts: Sequence[str], step: int)
     return (
         f"{name} differs between processes after step {step}, where all must have the same: "
         f"{'; '.join(shown)}; {others}. A device or its memory was wrong, or code changed it on one process "
-        "alone (docs/failure.md). It was not saved: continue from the checkpoint before with --resume, on "
-        "other devices if it comes again; `lanewise doctor` looks at them."
+        "alone (docs/failure.md). It was not saved: continue from the checkpoint before with --resume. If "
+        "it comes again, use other devices, and look for a fault of those named here, or of their drivers."
     )
