@@ -57,7 +57,8 @@ class Judgement:
             raise WorldError(
                 f"the processes reported the lanes {shorten(arrived)}, and the step has "
                 f"{shorten(turn.present)}: what some process sent arrived as something else, so the step was "
-                "not taken. Look for a fault of the network, the driver or a device, and go on with --resume."
+                "not taken. Look for a fault of the network, the driver or a device, and continue with "
+                "--resume."
             )
 
     def require_common(self, losses: Sequence[float]) -> None:

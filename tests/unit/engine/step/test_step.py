@@ -18,7 +18,7 @@ from lanewise import Loss, Task
 from lanewise.config import EvaluateConfig, OptimizerConfig, RunConfig, SchedulerConfig
 from lanewise.engine.engine import Engine, build_engine
 from lanewise.engine.step.metrics import StepReport
-from lanewise.errors import ConfigError
+from lanewise.errors import ConfigError, NonFiniteLossError
 from lanewise.processes.device.determinism import set_determinism
 from lanewise.processes.world.world import LocalWorld
 from lanewise.runs.dir import RunDir
@@ -331,3 +331,31 @@ def test_each_pass_of_a_closure_gets_the_batch_as_it_was_read():
     )
     assert several[0] == one[0]
     assert several[-1] < several[0]
+
+
+class Steep(Line):
+    """Its loss is finite in the first step, where the root of 0 has a gradient that is not."""
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return (0.0 * outputs.float().pow(2).mean()).sqrt()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_gradient_that_is_not_finite_is_applied_and_the_next_loss_ends_the_run(precision):
+    """As in a loop by hand, and as docs/failure.md says; a reader of the step could not tell."""
+    steps = steps_of(engine_of(dataclasses.replace(line(precision=precision), task=configure(Steep).task)))
+    report, state = next(steps)
+    assert report.totals.loss == 0.0
+    assert report.interval is not None
+    assert math.isnan(report.interval.grad_norm())
+    assert state["0.weight"].isnan().all()
+    with pytest.raises(NonFiniteLossError, match="the loss is not finite in step 2 "):
+        next(steps)
+
+
+def test_in_fp16_a_gradient_that_is_not_finite_updates_nothing():
+    engine = engine_of(dataclasses.replace(line(precision="fp16"), task=configure(Steep).task))
+    before = {name: value.clone() for name, value in engine.training.model.state_dict().items()}
+    for report, state in steps_of(engine):
+        assert not report.totals.loss
+        torch.testing.assert_close(state, before, rtol=0, atol=0)
