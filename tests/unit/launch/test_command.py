@@ -1,6 +1,7 @@
 """Hosts that a command reaches: which command that is, and what goes through it."""
 
 import sys
+from inspect import signature
 
 import pytest
 
@@ -28,6 +29,13 @@ def test_srun_starts_a_step_on_each_node():
     launcher = slurm_launcher(HOSTS, PROJECT, num_starts=3)
     assert launcher.num_starts == 3
     assert f"--nodelist=gpu1 {sys.executable} -P -m lanewise.launch.host  # 2 " in launcher.describe()
+
+
+def test_a_wire_that_is_given_no_command_starts_the_process_here():
+    """As that of a Ray actor, which is on the node."""
+    default = signature(CommandWire).bind("It must start.")
+    default.apply_defaults()
+    assert default.arguments["command"] == (sys.executable, "-P", "-m", "lanewise.launch.host")
 
 
 def test_the_remedy_names_the_host():
