@@ -1,24 +1,27 @@
 """One optimizer step over all lanes, in the order in which things happen.
 
 A lane is a virtual data-parallel worker with a micro-batch of its own; each process carries some of them, and
-has a replica of the model on each of its devices, mostly one. In a step come:
+has a replica of the model on each of its devices, mostly one. A turn is a lane in a step. In a step come:
 
 begin     forget gradients that are left
-rounds    of lanes that run at once, one for each replica: start, run their forwards and losses, then
-backward  of each lane; before this process's last, send the message. Replicas run theirs at once, in that of
-          the last of them. Gradients are summed, not averaged, over the processes during the last one (fsdp:
-          in each)
-finish    receive the totals of all lanes, for which the host waits for the device; divide by their weight;
-          merge buffers, whose values travel now if a lane changed any, or drop them and the gradients
+rounds    of lanes that run at once, one for each replica: start, where buffers are put back to those of the
+          step's start; then their forwards and losses
+backward  of each lane; replicas run theirs at once, when that of the round's last lane is due. Before its
+          last backward a process sends its message, which travels meanwhile. Gradients are summed, not
+          averaged, over the processes during that backward (fsdp: during each)
+finish    receive the messages of all, for which the process waits for the others and for its device; divide
+          by the weight of all lanes; merge the buffers of the lanes (`engine/buffers`), whose values travel
+          now if a lane changed any, or drop them and the gradients
 then      Task.before_update*, clip*, optimizer*, scheduler, forget the gradients, Task.after_update*,
           average*, report. What has an asterisk changes nothing in a step that must not update
 
-A lane's forward and loss draw under a random state of seed, step and lane (`TaskLane.forward`), the optimizer
-under one of seed and step, and before_update and after_update each under another one of these, whoever runs
-them. A lane without samples has no turn. A process without any has one turn, in which it runs nothing, and
-communicates as the others do; under fsdp all run equally many forwards and backwards, and discard what comes
-of the surplus. An error of one process leaves its step; its watch tells the others, and ends them. Whether a
-step updates anything depends on its losses and weights; only fp16 looks at the gradient, too.
+What a lane draws follows from seed, step and lane (`TaskLane`), what the optimizer, the scheduler,
+before_update and after_update draw from seed and step: it is the same on whatever process. A lane without
+samples has no turn. A process without any has one turn, in which it runs nothing, and communicates as the
+others do; under fsdp all run equally many forwards and backwards, and discard what comes of the surplus. An
+error of one process leaves its step, and is told the others through the store, where the watch of each finds
+it and ends its process. Whether a step updates anything depends on its losses and weights; only fp16 looks at
+the gradient, too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,29 +61,30 @@ T = TypeVar("T")
 @final
 @dataclass
 class Pass:
-    """A pass over the lanes of a step. It leaves the mean over the global batch in `param.grad`, or None.
+    """Runs the pass over the lanes of a step. It leaves the mean over the global batch in `grad`, or None.
 
-    Collective: every rank must call `begin`, for each of `rounds` `start` and then `backward` of each lane,
-    and `finish`, which raises NonFiniteLossError if the loss of some lane is NaN or infinite.
+    Collective: every rank must call `begin`, for each of `rounds` `start`, `Reducer.run` and then `backward`
+    of each lane, which is what `run` does, and `finish`. That raises NonFiniteLossError if the loss of some
+    lane is NaN or infinite. `forwards` is a pass without backward, before it.
     """
 
     reducer: Reducer
     """Has the model, runs the lanes on it, and sums their gradients over all processes."""
     spread: Spread
-    """The processes (`world`), which lanes each carries (`placement`), and the grade."""
+    """The processes (`world`), which lanes each carries (`placement`), and the grade: `close` or `exact`."""
     buffers: LaneBuffers
     """`changes` is the largest change by a lane here, of each pack of them; values travel in `merge`."""
     phases: Phases
     """Measures how long each takes, and tells the heartbeat."""
     message: StepMessage
-    """Carries each lane's loss and weight to all processes; `receive` adds them up. Its `loss_scale` is that
-    of fp16, None in other formats; `scale` is its factor in this step, or 1."""
+    """Carries each lane's loss and weight to all processes, with votes and the like; `receive` adds them up.
+    Its `loss_scale` is that of fp16, None in other formats; `scale` is its factor in this step, or 1."""
     judgement: Judgement
     """Says why a step updates nothing."""
     rules: Sequence[Callable[[LaneTurn], None]]
-    """Each is called with this process's first turn of a step, and may raise TaskError; see `build.py`."""
+    """Each is called with this process's first turn of a pass, and may raise TaskError; see `build.py`."""
     looks: list[Look]
-    """What is still looked at: after the first steps nothing, but by a look of SyncBatchNorm."""
+    """Checks of what user code does, which end after the first steps; one of SyncBatchNorm stays."""
     log: LogInterval | None
     """Which steps are logged, by their number, or as the last one of a stream; None: none is."""
     vote: Callable[[], Votes]
@@ -91,7 +95,7 @@ class Pass:
     """Whether the step is logged by its number."""
 
     def begin(self, step: int) -> None:
-        """Begin the pass."""
+        """Begin the pass over a step, which counts from 0."""
         self.phases.begin(DATA, step)
         forget_gradients(self.reducer.parameters)
         self.message.begin()
@@ -105,7 +109,7 @@ class Pass:
         """
         for in_round in self.rounds(losses.begin(batches)):
             lanes = self.start(in_round, losses.lane)
-            # Forward and loss of each lane; outputs instead, for which `of` has the share in a loss of all.
+            # Of each lane its loss. Where a loss is of all lanes, outputs, of which `of` makes its share.
             returned = losses.of(lanes, self.reducer.run(lanes))
             for batch, loss in zip(in_round, returned, strict=True):
                 self.backward(batch, loss, what)
@@ -179,7 +183,7 @@ class Pass:
                 seconds = [self.phases.computed_seconds()] if is_compared else ()  # of earlier steps
                 changes = self.buffers.changes
                 self.message.send(batch, votes=self.vote(), buffer_changes=changes, computed_seconds=seconds)
-            self.reducer.backward(turn, *loss.root(turn, self.message.scale))
+            self.reducer.backward(turn, *loss.root(turn, self.message.scale))  # replicas: see above
             for look in self.looks:
                 look.after_backward(turn)
         except BaseException as error:
@@ -205,7 +209,7 @@ class Pass:
         self.reducer.finish(self.message.scale * (1.0 if len(turn.present) == 1 else totals.weight))
         if needs_norm or is_logged or loss_scale is not None:
             norms = self.reducer.gradient_norms()
-            norm = torch.linalg.vector_norm(norms)
+            norm = torch.linalg.vector_norm(norms)  # before the task or clipping changes the gradient
         # Only fp16 looks at the gradient, and adapts its scale. Elsewhere one that is not finite is applied,
         # as in a loop by hand, and the next loss shows it.
         allows_update = totals.is_trainable and (loss_scale is None or loss_scale.fits(norm))
@@ -218,7 +222,7 @@ class Pass:
         if self.looks:
             self.looks = [look for look in self.looks if not look.finish(totals)]
         if not totals.is_trainable:
-            # Raises or warns; collective, so after the others.
+            # Raises for a loss that is not finite, warns of weight 0; collective, so after the others.
             self.judgement.explain_no_update(totals, turn, self.message.evidence)
         return Gradient(turn, totals, norm, norms, allows_update, is_logged)
 
@@ -228,7 +232,8 @@ class Pass:
 class TrainStep:
     """Takes steps. Where the global weight is 0, or an fp16 gradient overflowed, no parameter changes.
 
-    The scheduler steps all the same, and the losses of the lanes count.
+    The scheduler steps all the same. After an overflow the losses count in the metrics; without weight there
+    are none. A closure calls `gradient` and `end` instead of `run`.
     """
 
     pass_: Pass
@@ -261,7 +266,7 @@ class TrainStep:
         self.pass_.begin(step)
         turn = self.pass_.run(self.losses, batches, self.runner.what)
         gradient = self.pass_.finish(turn, needs_norm=training.max_grad_norm is not None)
-        for change in training.gradient_changes:
+        for change in training.gradient_changes:  # before_update, then clipping
             change(gradient)
         self.runner.seed_update(step)
         return gradient
