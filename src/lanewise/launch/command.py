@@ -9,7 +9,7 @@ from typing import final
 from lanewise.launch.agree import Project
 from lanewise.launch.launcher import count_processes
 from lanewise.launch.remote import RemoteLauncher
-from lanewise.launch.wire import CommandWire, Wire, host_program
+from lanewise.launch.wire import PYTHON_HERE, CommandWire, Wire, host_program
 
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 """The system's ssh, with the user's keys and configuration; it asks for nothing, as nobody answers."""
@@ -66,7 +66,7 @@ def slurm_launcher(hosts: Sequence[tuple[str, int]], project: Project, num_start
         project=project,
         num_starts=num_starts,
         hosts_named=hosts,
-        command_of=lambda name: [*_SRUN, f"--nodelist={name}", *host_program(sys.executable)],
+        command_of=lambda name: [*_SRUN, f"--nodelist={name}", *PYTHON_HERE],
         remedy="`srun --overlap --nodelist=NAME true` must succeed, and "
         f"{sys.executable} have lanewise there.",
     )

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -79,16 +80,19 @@ def host_program(python: str) -> tuple[str, ...]:
     return (python, "-P", "-m", "lanewise.launch.host")
 
 
+PYTHON_HERE = host_program(sys.executable)
+
+
 @final
 class CommandWire(Wire):
     """A wire through a command such as ssh or srun, which starts the process and carries its streams.
 
     Args:
         remedy: what must be so that it reaches the host.
-        command: program and arguments.
+        command: program and arguments; by default it is the process itself that is started, on this machine.
     """
 
-    def __init__(self, remedy: str, command: Sequence[str]) -> None:
+    def __init__(self, remedy: str, command: Sequence[str] = PYTHON_HERE) -> None:
         self.remedy = remedy
         self._program = command[0]
         try:

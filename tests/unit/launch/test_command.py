@@ -35,7 +35,7 @@ def test_a_wire_that_is_given_no_command_starts_the_process_here():
     """As that of a Ray actor, which is on the node."""
     default = signature(CommandWire).bind("It must start.")
     default.apply_defaults()
-    assert default.arguments["command"] == (sys.executable, "-P", "-m", "lanewise.launch.host")
+    assert " ".join(default.arguments["command"]) == f"{sys.executable} -P -m lanewise.launch.host"
 
 
 def test_the_remedy_names_the_host():
