@@ -40,7 +40,7 @@ COMMANDS = {
     "evaluate": ("RUN_OR_MODEL [--key value]", "evaluate a trained model"),
     "predict": ("RUN_OR_MODEL --output FILE", "write what a trained model predicts"),
     "verify": ("CONFIG --devices 1,2", "prove that devices compute the same, or say why not"),
-    "plan": ("CONFIG --devices 1,2,4", "say what memory and time a run needs, before it"),
+    "plan": ("CONFIG --devices 1,2,4", "say what memory a run needs, and what it sends, before it"),
     "bench": ("CONFIG --devices 1,2", "measure every mode, and say what bounds it"),
     "runs": ("[DIR]", "list runs: the state of each, and how to resume it"),
     "report": ("RUN ... --output FILE.html", "write a page about runs, with charts"),
