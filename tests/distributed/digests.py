@@ -19,6 +19,7 @@ from lanewise.config import (
     SchedulerConfig,
     pin_environment,
 )
+from lanewise.processes.device.determinism import onednn_instructions
 from lanewise.processes.world.world import World
 from lanewise.testing import run_distributed
 from tests.distributed import kinds, optimizers
@@ -130,7 +131,8 @@ def machine() -> str:
     """Return what decides how floating point numbers are rounded here."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"torch {torch.__version__}, {models[:1]}, {torch.backends.cpu.get_cpu_capability()}"
+    amx = ", AMX" if "amx" in onednn_instructions() else ""
+    return f"torch {torch.__version__}, {models[:1]}, {torch.backends.cpu.get_cpu_capability()}{amx}"
 
 
 def remembered() -> Mapping[str, Mapping[str, str]]:

@@ -65,8 +65,9 @@ class Replay:
     def _require_pins(self) -> None:
         """Compare what equal bytes depend on besides the configuration, as a resume does."""
         now, there = exact_pins(self._world.device), self.plan.start.get("versions", {})
-        names = sorted({"torch", "cpu_capability", "gpu", "tf32"} & (now.keys() | there.keys()))
-        names = [name for name in names if there.get(name) != now.get(name)]
+        known = {"torch", "cpu_capability", "gpu", "tf32"} & (now.keys() | there.keys())
+        known |= {"onednn"} & there.keys()  # which runs of 0.2.0 lack
+        names = [name for name in sorted(known) if there.get(name) != now.get(name)]
         if names and self.plan.is_exact:
             differing = (f"{name} was {there.get(name)}, and is {now.get(name)} here" for name in names)
             path = self.plan.run_dir.path

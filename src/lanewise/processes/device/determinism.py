@@ -1,11 +1,18 @@
 """Sets what `exact` needs for a whole process."""
 
+import os
+import re
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
 from lanewise.config import Equality
 from lanewise.processes.device.accelerator import device_name
+
+_HALF_PRECISION = ("avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
+"""Instructions by which oneDNN chooses how it computes in bf16 and fp16, whatever torch says of the CPU."""
 
 
 def set_determinism(equality: Equality, threads: int, *, trains: bool = True) -> None:
@@ -55,9 +62,21 @@ def _fix_compilation() -> None:
 
 def exact_pins(device: torch.device) -> dict[str, str]:
     """Return what the bytes of a run depend on besides its configuration, by name."""
-    pins = {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    capability = torch.backends.cpu.get_cpu_capability()
+    pins = {"torch": torch.__version__, "cpu_capability": capability, "onednn": onednn_instructions()}
     if device.type != "cpu":
         pins["gpu"] = device_name(device)
     if device.type == "cuda":
         pins["tf32"] = str(torch.backends.cuda.matmul.allow_tf32)
     return pins
+
+
+def onednn_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the limit that is set for oneDNN, or what this CPU has of the instructions that decide."""
+    if limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):
+        return f"at most {limit.upper()}"
+    found = None
+    with suppress(OSError):
+        found = re.search(r"^flags\s*: (.*)", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+    flags = found[1].split() if found else ()
+    return " ".join(name for name in _HALF_PRECISION if name in flags) or "none"

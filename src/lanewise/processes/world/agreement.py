@@ -12,6 +12,8 @@ _REMEDIES = {
     "torch": "Install the same version of torch on every host.",
     "cpu_capability": "Use hosts with the same kind of CPU, and set ATEN_CPU_CAPABILITY on all of them or on "
     "none. It does not make different CPUs equal: MKL and oneDNN choose their code by the CPU.",
+    "onednn": "Use hosts with the same kind of CPU, or set ONEDNN_MAX_CPU_ISA on all of them to what each "
+    "has, such as AVX512_CORE_BF16.",
     "gpu": "Use hosts with the same model of GPU.",
     "tf32": "Set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE on all hosts or on none, and leave TF32 to precision.",
     "threads": "Give every process the same distributed.threads.",

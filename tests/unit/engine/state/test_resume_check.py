@@ -49,6 +49,15 @@ def test_what_only_one_of_them_knows_is_a_difference(own, saved):
     assert len(mistakes) == 3  # None is as good as nothing
 
 
+def test_a_checkpoint_of_before_onednn_was_noted_is_of_this_run():
+    own = OWN | {"exact": {"threads": 1, "onednn": "avx512_bf16"}}
+    assert compare(own, OWN | {"exact": {"threads": 1}}, ()) == ([], [])
+    mistakes, _ = compare(own, OWN | {"exact": {"threads": 1, "onednn": "none"}}, ())
+    assert mistakes == [
+        "exact was {'threads': 1, 'onednn': 'none'}, and is {'threads': 1, 'onednn': 'avx512_bf16'} now"
+    ]
+
+
 @pytest.mark.parametrize("equality", ["close", "exact"])
 def test_compiled_and_eager_are_one_run_in_close_only(equality):
     def identity(**sections):

@@ -1,6 +1,7 @@
 """What `exact` fixes in a process."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch._inductor.config
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from lanewise.processes.device import determinism
-from lanewise.processes.device.determinism import exact_pins, set_determinism
+from lanewise.processes.device.determinism import exact_pins, onednn_instructions, set_determinism
 
 LENGTHS = (5, 17, 40)
 
@@ -80,5 +81,26 @@ def test_the_model_of_an_accelerator_is_pinned(
 ) -> None:
     monkeypatch.setattr(determinism, "device_name", lambda device: f"model of {device}")
     pins = exact_pins(torch.device(device))
-    assert pins.keys() == {"torch", "cpu_capability"} | names
+    assert pins.keys() == {"torch", "cpu_capability", "onednn"} | names
     assert pins.get("gpu") in (None, f"model of {device}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("fpu avx512f avx512_bf16 avx512_fp16 amx_bf16 amx_tile", "avx512_bf16 avx512_fp16 amx_bf16"),
+        ("fpu avx512f avx512_bf16 avx512_fp16", "avx512_bf16 avx512_fp16"),
+        ("fpu avx2", "none"),
+    ],
+)
+def test_cpus_of_one_capability_that_round_bf16_in_other_ways_have_other_pins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, found: str
+) -> None:
+    """Two "Intel(R) Xeon(R) Processor" with AVX512, one with AMX, left other bytes of a run in bf16."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: amx_fp16\n")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert onednn_instructions(cpuinfo) == found
+    assert onednn_instructions(tmp_path / "none") == "none"
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core_bf16")
+    assert onednn_instructions(cpuinfo) == "at most AVX512_CORE_BF16"

@@ -29,6 +29,7 @@ def test_equal_machines_agree():
     [
         ("torch", "Install the same version of torch"),
         ("cpu_capability", "same kind of CPU"),
+        ("onednn", "set ONEDNN_MAX_CPU_ISA on all of them"),
         ("gpu", "same model of GPU"),
         ("threads", "the same distributed.threads"),
     ],
