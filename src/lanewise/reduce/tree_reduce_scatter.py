@@ -42,7 +42,7 @@ class TreeReduceScatter:
         """The rows received in the present backward: [world_size, elements of the shard]."""
         self._output: torch.Tensor | None = None
         """The first output tensor of the step, of which every `param.grad` is a view."""
-        self._num_passes = 0
+        self._num_backwards = 0
         self._num_added = 0
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -81,20 +81,20 @@ class TreeReduceScatter:
 
     def push(self, present: Present) -> None:
         """Add the rows that the last backward received to the partial sum of each rank."""
-        self._num_passes += 1
+        self._num_backwards += 1
         if self._output is None:  # no lane has run the block so far
             return
         if not self._sums:
             self._present, self._lanes = present, self._placement.present(present)
             self._sums = [self._new_sum() for _ in self._placement.ranges]
-        for number in range(self._num_added, self._num_passes):
-            rows = self._rows if number == self._num_passes - 1 else None
+        for number in range(self._num_added, self._num_backwards):
+            rows = self._rows if number == self._num_backwards - 1 else None
             if rows is None:  # the lane did not run the block: zeros, as for an unused parameter
                 rows = self._output.new_zeros(len(self._placement.ranges), self._output.numel())
             for lanes, tree_sum, row in zip(self._lanes, self._sums, rows, strict=True):
                 for lane in lanes[number : number + 1]:  # none where the rank has fewer
                     tree_sum.push((lane, lane + 1), [row])
-        self._num_added, self._rows = self._num_passes, None
+        self._num_added, self._rows = self._num_backwards, None
 
     def finish(self) -> None:
         """Write the sum over all lanes into the gradients."""
@@ -105,7 +105,7 @@ class TreeReduceScatter:
                     total.push(node, rows)
             self._output.copy_(total.root()[0])
         self._sums, self._output = [], None
-        self._num_passes = self._num_added = 0
+        self._num_backwards = self._num_added = 0
 
     def _new_sum(self) -> TreeSum[list[torch.Tensor]]:
         return new_tree_sum(self._placement.num_lanes, self._present)
